@@ -1,0 +1,23 @@
+"""Structured logs: JSON lines on stderr, one event per line."""
+
+import sys
+
+import structlog
+
+
+def configure_logging(service: str) -> structlog.typing.FilteringBoundLogger:
+    """Set up logging for this process and return its logger, bound to the service's name."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(service=service)
+    return logger
