@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 _MAGIC = b"GGUF"
-_SCALARS = {
-    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
-}  # fmt: skip
+# GGUF value type -> struct layout.
+_SCALARS = dict(
+    zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), (f"<{c}" for c in "BbHhIif?Qqd"), strict=True)
+)
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
 

@@ -1,0 +1,81 @@
+"""The one interface of all attention backends.
+
+A backend owns the layout of keys and values. Per step the runner builds one
+`AttentionMetadata`; every layer then writes its K/V at slots and attends through block
+tables: prefill, chunked prefill and decode are the same call.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """Shape of the cache: K and V per layer, `num_kv_heads` heads of `head_dim` each."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """2 (K, V) x layers x KV heads x head size x bytes."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """One step's batch of R sequences and T positions, packed without padding.
+
+    Sequences that compute a single position come first; there are `num_decodes` of them.
+    query_start   int32 [R + 1]  where each sequence's positions begin among the T
+    kv_lens       int32 [R]      tokens in the cache after this step's writes
+    block_table   int32 [R, W]   blocks in order; unused entries are block 0
+    slot_mapping  int64 [T]      block * block_size + offset
+    positions     int64 [T]
+    The lists hold the same numbers as `query_start` and `kv_lens` for host-side decisions.
+    """
+
+    num_decodes: int
+    query_start: torch.Tensor
+    kv_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    positions: torch.Tensor
+    query_start_host: list[int]
+    kv_lens_host: list[int]
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.kv_lens_host)
+
+
+class AttentionBackend(Protocol):
+    """Writes K/V into its own cache and attends over it.
+
+    `row_exact`: a token's K/V and attention output have the same bits whether it is
+    prefilled or decoded, in any batch.
+    """
+
+    name: str
+    row_exact: bool
+    default_block_size: int
+
+    def allocate(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> None:
+        """Take memory for the cache, before the first step. Raises ValueError naming the limit."""
+        ...
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        """Prepare one step: what all layers share is computed here, once."""
+        ...
+
+    def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store key and value, [T, num_kv_heads, head_dim], at the planned slots."""
+        ...
+
+    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """Causal attention of query [T, num_heads, head_dim] over the cache; the same shape."""
+        ...

@@ -1,0 +1,149 @@
+"""A request as the engine sees it: ids, how far they are computed, where their K/V lie."""
+
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+GREEDY_BELOW = 1e-5
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED = auto()
+
+
+class FinishReason(Enum):
+    """Why a sequence produces no more tokens."""
+
+    EOS = auto()
+    STOP_ID = auto()
+    LENGTH = auto()
+    ABORTED = auto()
+    EXPIRED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How each next token is chosen; validated where it enters the worker.
+
+    `seed` is the 64-bit key of the addressed draw, as an unsigned integer.
+    `end_token_ids` are EOS (unless ignored) and the request's stop ids.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    min_tokens: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        return self.eos_token_ids | self.stop_token_ids
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request.
+
+    `num_computed_tokens` counts the leading tokens (prompt, then output) whose K/V
+    are in the cache; it catches up with `num_tokens`. `order` is the order of arrival
+    and never changes, also not by preemption.
+    """
+
+    sequence_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    order: int
+    priority: int = 0
+    choice: int = 0
+    deadline: float | None = None
+    trace_steps: bool = False
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """Ids at positions [start, end) of prompt and output together."""
+        num_prompt = len(self.prompt_token_ids)
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : end - num_prompt]
+        if end <= num_prompt:
+            return self.prompt_token_ids[start:end]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How to choose the token after a sequence's last scheduled position.
+
+    `output_index` 0 is the first token after the prompt; with the seed and the choice it
+    is the draw's whole address. `num_runners_up` other ids are reported when traced.
+    """
+
+    sampling: SamplingParams
+    output_index: int
+    choice: int = 0
+    num_runners_up: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """What one sequence computes in one step: positions [first_position, first_position + n).
+
+    `block_ids` is its block table and covers every position up to the last scheduled one.
+    `draw` is None for a chunk that ends before the sequence's last token.
+    """
+
+    sequence_id: int
+    token_ids: Ids[int]
+    first_position: int
+    block_ids: Ids[int]
+    draw: Draw | None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step's batch, sequences that compute a single position first. Ids and counts only."""
+
+    step: int
+    scheduled: tuple[ScheduledSequence, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token chosen for one sequence.
+
+    `probability` and `runners_up` (likeliest first) are at the request's temperature and
+    before filters; they are filled only where the draw asked for runners-up.
+    """
+
+    token_id: int
+    probability: float = 0.0
+    runners_up: tuple[tuple[int, float], ...] = ()
