@@ -1,0 +1,244 @@
+"""The engine: schedule, compute, book; one step after another.
+
+Synchronous: it owns scheduler and runner and is called from a single thread
+(`engine_thread`). Endings and refusals are gathered and leave with the next output, so
+that one step gives one message.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+from worker.scheduler import Scheduler, SequenceUpdate
+from worker.sequence import FinishReason, SampledToken, SchedulerOutput, Sequence
+
+
+class Runner(Protocol):
+    """Computes one scheduled step: a token for every sequence that has a draw."""
+
+    def execute(self, output: SchedulerOutput) -> dict[int, SampledToken]: ...
+
+
+@dataclass(slots=True)
+class Account:
+    """What one sequence has cost; times are seconds on the engine's clock."""
+
+    arrived: float
+    first_step: float | None = None
+    first_token: float | None = None
+    ended: float = 0.0
+    computed_tokens: int = 0
+    device_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence's last entry: how it finished; `failed` if its batch raised."""
+
+    sequence: Sequence
+    account: Account
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A sequence that was never taken. `full`: no room now; otherwise it could never run."""
+
+    sequence_id: int
+    full: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine holds after a step. `last_sequence_id` is the last one looked at."""
+
+    last_sequence_id: int = 0
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    step_count: int = 0
+    tokens_per_second: float = 0.0
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """Everything that one turn of the engine produced.
+
+    `output` is None when nothing was computed (only endings or refusals). `step_s` is the
+    step's duration in seconds. `failure` is what the batch raised.
+    """
+
+    output: SchedulerOutput | None = None
+    step_s: float = 0.0
+    updates: list[SequenceUpdate] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    failure: Exception | None = None
+    load: EngineLoad = field(default_factory=EngineLoad)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.output is None and not self.ended and not self.refused
+
+
+class TokenRate:
+    """Tokens per second over the last second's steps."""
+
+    def __init__(self, window_s: float = 1.0) -> None:
+        self._window_s = window_s
+        self._steps: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, tokens: int) -> None:
+        self._steps.append((now, tokens))
+        self._drop_old(now)
+
+    def per_second(self, now: float) -> float:
+        self._drop_old(now)
+        return sum(tokens for _, tokens in self._steps) / self._window_s
+
+    def _drop_old(self, now: float) -> None:
+        while self._steps and self._steps[0][0] <= now - self._window_s:
+            self._steps.popleft()
+
+
+class Engine:
+    """Scheduler, runner and the accounts of live sequences. Call it from one thread.
+
+    `look_ahead` sequences may wait so that a freed place never idles a step; beyond that
+    a sequence that does not fit now is refused, and queues where it can go elsewhere.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        look_ahead: int,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._look_ahead = look_ahead
+        self._clock = clock
+        self._accounts: dict[int, Account] = {}
+        self._last_sequence_id = 0
+        self._rate = TokenRate()
+        self._pending = EngineOutput()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._accounts)
+
+    def submit(self, sequence: Sequence, arrived: float) -> None:
+        """Take a sequence, or note its refusal for the next output."""
+        self._last_sequence_id = max(self._last_sequence_id, sequence.sequence_id)
+        room = self.scheduler.num_waiting < self._look_ahead
+        if not (room or self.scheduler.fits_now(sequence.num_tokens)):
+            refusal = Refusal(sequence.sequence_id, True, "no free place and no free KV blocks")
+            self._pending.refused.append(refusal)
+            return
+        try:
+            self.scheduler.add(sequence)
+        except ValueError as error:
+            self._pending.refused.append(Refusal(sequence.sequence_id, False, str(error)))
+            return
+        self._accounts[sequence.sequence_id] = Account(arrived)
+
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence at once. One that is not live (any more) is ignored."""
+        sequence = self.scheduler.finish(sequence_id, FinishReason.ABORTED)
+        if sequence is not None:
+            self._end(sequence)
+
+    def step(self, intake: Callable[[], None] = lambda: None) -> EngineOutput:
+        """Drop what is late, compute one batch, book its results. Never raises for a batch.
+
+        `intake` is called once the batch is computed, and may submit and abort: aborts that
+        arrived meanwhile take effect before the batch is booked, so that nothing is held
+        for them when this returns.
+        """
+        for sequence in self.scheduler.expire(self._clock()):
+            self._end(sequence)
+        output = self.scheduler.schedule()
+        if output is None:
+            intake()
+        else:
+            self._compute(output, intake)
+        if not self._accounts:
+            self.scheduler.check_integrity()
+        return self._take_output()
+
+    def _compute(self, output: SchedulerOutput, intake: Callable[[], None]) -> None:
+        started = self._clock()
+        tokens, failure = self._execute(output)
+        step_s = self._clock() - started
+        self._charge(output, started, step_s)
+        intake()
+        if failure is not None:
+            self._fail(output, failure)
+            return
+        updates = self.scheduler.update(output, tokens)
+        self._rate.add(self._clock(), sum(update.token is not None for update in updates))
+        self._pending.output, self._pending.step_s = output, step_s
+        self._pending.updates = updates
+        self._book(updates)
+
+    def _execute(self, output: SchedulerOutput) -> tuple[dict[int, SampledToken], Exception | None]:
+        try:
+            return self._runner.execute(output), None
+        except Exception as error:
+            return {}, error
+
+    def _charge(self, output: SchedulerOutput, started: float, step_s: float) -> None:
+        """Divide a step's time among its sequences by positions computed."""
+        for scheduled in output.scheduled:
+            account = self._accounts[scheduled.sequence_id]
+            if account.first_step is None:
+                account.first_step = started
+            account.computed_tokens += scheduled.num_tokens
+            account.device_s += step_s * scheduled.num_tokens / output.num_tokens
+
+    def _book(self, updates: list[SequenceUpdate]) -> None:
+        now = self._clock()
+        for update in updates:
+            account = self._accounts[update.sequence.sequence_id]
+            if update.token is not None and account.first_token is None:
+                account.first_token = now
+            if update.sequence.finish_reason is not None:
+                self._end(update.sequence)
+
+    def _fail(self, output: SchedulerOutput, failure: Exception) -> None:
+        """A batch that raised takes its own sequences with it, and nobody else's."""
+        self._pending.failure = failure
+        for scheduled in output.scheduled:
+            sequence = self.scheduler.finish(scheduled.sequence_id, FinishReason.ABORTED)
+            if sequence is not None:
+                self._end(sequence, failed=True)
+
+    def _end(self, sequence: Sequence, *, failed: bool = False) -> None:
+        account = self._accounts.pop(sequence.sequence_id)
+        account.ended = self._clock()
+        self._pending.ended.append(Ended(sequence, account, failed))
+
+    def _take_output(self) -> EngineOutput:
+        taken, self._pending = self._pending, EngineOutput()
+        taken.load = self.load()
+        return taken
+
+    def load(self) -> EngineLoad:
+        """What the engine holds now."""
+        scheduler = self.scheduler
+        return EngineLoad(
+            last_sequence_id=self._last_sequence_id,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            waiting_tokens=scheduler.num_waiting_tokens,
+            free_blocks=scheduler.pool.num_free,
+            step_count=scheduler.num_steps,
+            tokens_per_second=self._rate.per_second(self._clock()),
+        )

@@ -1,0 +1,280 @@
+"""Which sequences compute how many positions in the next step.
+
+There is no prefill phase and no decode phase: every sequence's `num_computed_tokens`
+catches up with its tokens under one budget per step, and the batch is recomposed at
+every step (Yu et al. 2022, "Orca"; the formulation is vLLM V1's). Chunked prefill runs
+beside decodes (Agrawal et al. 2023, "SARATHI"). No tensors here.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from worker.block_pool import BlockPool
+from worker.sequence import (
+    Draw,
+    FinishReason,
+    SampledToken,
+    ScheduledSequence,
+    SchedulerOutput,
+    Sequence,
+    SequenceStatus,
+)
+
+RUNNERS_UP_TRACED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What one step did to one sequence; `token` is None for an inner chunk of its tokens.
+
+    `kv_tokens` and `kv_blocks` are what it held at the end of the step, before a finished
+    sequence gave its blocks back.
+    """
+
+    sequence: Sequence
+    scheduled: ScheduledSequence
+    token: SampledToken | None
+    kv_tokens: int
+    kv_blocks: int
+
+
+def _urgency(sequence: Sequence) -> tuple[int, int]:
+    """Sorts the most urgent last: highest priority, then earliest arrival."""
+    return (sequence.priority, -sequence.order)
+
+
+class Scheduler:
+    """Holds every live sequence: waiting (or preempted) ones, and the running batch.
+
+    Precedence is priority, then order of arrival, in both; preemption takes from the
+    other end. A sequence enters when a place is free and the blocks for all its known
+    tokens are, with one block to spare for each running one, so that it is not preempted
+    at once. Since the most urgent sequence is never preempted, something always advances.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        if max_num_batched_tokens < max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {max_num_batched_tokens} is below max_num_seqs "
+                f"{max_num_seqs}: running sequences could not all advance in one step"
+            )
+        self.pool = pool
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self._live: dict[int, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._step = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that waiting sequences have yet to compute."""
+        return sum(sequence.num_uncomputed_tokens for sequence in self._waiting)
+
+    @property
+    def num_steps(self) -> int:
+        return self._step
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait. Raises ValueError if it could never fit, whatever else runs."""
+        longest = len(sequence.prompt_token_ids) + sequence.max_tokens
+        if longest > self.max_model_len:
+            raise ValueError(
+                f"{len(sequence.prompt_token_ids)} prompt tokens and max_tokens "
+                f"{sequence.max_tokens} exceed the context of {self.max_model_len} tokens"
+            )
+        if self.pool.blocks_for(longest - 1) > self.pool.num_blocks:
+            raise ValueError(
+                f"{longest} tokens need {self.pool.blocks_for(longest - 1)} KV blocks of "
+                f"{self.pool.block_size}; there are {self.pool.num_blocks}"
+            )
+        self._live[sequence.sequence_id] = sequence
+        insort(self._waiting, sequence, key=_urgency)
+
+    def fits_now(self, num_tokens: int) -> bool:
+        """Whether one more sequence of so many tokens would enter at the next step."""
+        wanted = sum(self.pool.blocks_for(s.num_tokens) for s in self._waiting)
+        wanted += self.pool.blocks_for(num_tokens)
+        places = self.max_num_seqs - len(self._running) - len(self._waiting)
+        return places > 0 and wanted <= self._spare_blocks()
+
+    def finish(self, sequence_id: int, reason: FinishReason) -> Sequence | None:
+        """End a sequence wherever it is and take its blocks back; None if it is not live."""
+        sequence = self._live.pop(sequence_id, None)
+        if sequence is None:
+            return None
+        queue = self._running if sequence.status is SequenceStatus.RUNNING else self._waiting
+        self._remove(queue, sequence)
+        self._release(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        return sequence
+
+    def expire(self, now: float) -> list[Sequence]:
+        """End every sequence whose deadline has passed, before anything is computed for it."""
+        late = [s for s in self._live.values() if s.deadline is not None and s.deadline <= now]
+        for sequence in late:
+            self.finish(sequence.sequence_id, FinishReason.EXPIRED)
+        return late
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The next step's batch, or None if nothing is live. Takes the blocks it needs."""
+        self._admit()
+        counts = self._share_budget()
+        scheduled = self._take_blocks(counts)
+        if not scheduled:
+            return None
+        scheduled.sort(key=lambda entry: entry.num_tokens > 1)
+        self._step += 1
+        return SchedulerOutput(
+            self._step, tuple(scheduled), sum(entry.num_tokens for entry in scheduled)
+        )
+
+    def update(
+        self, output: SchedulerOutput, tokens: Mapping[int, SampledToken]
+    ) -> list[SequenceUpdate]:
+        """Book a step's results. Sequences that ended while it ran are passed over."""
+        updates = []
+        for scheduled in output.scheduled:
+            sequence = self._live.get(scheduled.sequence_id)
+            if sequence is None:
+                continue
+            sequence.num_computed_tokens += scheduled.num_tokens
+            kv_tokens, kv_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
+            token = tokens[scheduled.sequence_id] if scheduled.draw else None
+            if token is not None:
+                self._append(sequence, token.token_id)
+            updates.append(SequenceUpdate(sequence, scheduled, token, kv_tokens, kv_blocks))
+        return updates
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every block and every live sequence is accounted for."""
+        self.pool.check_integrity(sequence.block_ids for sequence in self._live.values())
+        queued = [*self._waiting, *self._running]
+        if len(queued) != len(self._live) or any(s.sequence_id not in self._live for s in queued):
+            raise RuntimeError("live sequences and queues differ")
+        if any(sequence.block_ids for sequence in self._waiting):
+            raise RuntimeError("a waiting sequence holds blocks")
+
+    def _admit(self) -> None:
+        spare = self._spare_blocks()
+        while self._waiting and len(self._running) < self.max_num_seqs:
+            needed = self.pool.blocks_for(self._waiting[-1].num_tokens)
+            if needed > spare:
+                return
+            sequence = self._waiting.pop()
+            sequence.status = SequenceStatus.RUNNING
+            insort(self._running, sequence, key=_urgency)
+            spare -= needed + 1
+
+    def _spare_blocks(self) -> int:
+        """Free blocks less what running sequences need for tokens they have, and one each."""
+        promised = sum(
+            self.pool.blocks_for(s.num_tokens) - len(s.block_ids) + 1 for s in self._running
+        )
+        return self.pool.num_free - promised
+
+    def _share_budget(self) -> dict[int, int]:
+        """Positions per running sequence: one for each that needs just one, chunks of the rest.
+
+        A decode therefore advances at every step, whatever is prefilled beside it; the
+        budget is at least max_num_seqs, so something is left for the first chunk too.
+        """
+        counts: dict[int, int] = {}
+        longer = []
+        for sequence in reversed(self._running):
+            if sequence.num_uncomputed_tokens == 1:
+                counts[sequence.sequence_id] = 1
+            else:
+                longer.append(sequence)
+        budget = self.max_num_batched_tokens - len(counts)
+        for sequence in longer:
+            counts[sequence.sequence_id] = min(sequence.num_uncomputed_tokens, budget)
+            budget -= counts[sequence.sequence_id]
+        return counts
+
+    def _take_blocks(self, counts: dict[int, int]) -> list[ScheduledSequence]:
+        """Give blocks out in order of precedence; whoever is last gives way when they run out."""
+        scheduled = []
+        for sequence in self._running[::-1]:
+            count = counts[sequence.sequence_id]
+            if not count or sequence.status is not SequenceStatus.RUNNING:
+                continue
+            missing = self._missing_blocks(sequence, count)
+            while missing > self.pool.num_free and self._running[0] is not sequence:
+                self._preempt(self._running[0])
+            if missing > self.pool.num_free:
+                self._preempt(sequence)
+                break
+            sequence.block_ids.extend(self.pool.allocate(missing))
+            scheduled.append(self._entry(sequence, count))
+        return scheduled
+
+    def _missing_blocks(self, sequence: Sequence, count: int) -> int:
+        needed = self.pool.blocks_for(sequence.num_computed_tokens + count)
+        return max(0, needed - len(sequence.block_ids))
+
+    def _entry(self, sequence: Sequence, count: int) -> ScheduledSequence:
+        first = sequence.num_computed_tokens
+        draw = None
+        if first + count == sequence.num_tokens:
+            runners_up = RUNNERS_UP_TRACED if sequence.trace_steps else 0
+            draw = Draw(
+                sequence.sampling, len(sequence.output_token_ids), sequence.choice, runners_up
+            )
+        ids = sequence.token_ids(first, first + count)
+        return ScheduledSequence(sequence.sequence_id, ids, first, sequence.block_ids, draw)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take everything back; the sequence computes all its tokens again later."""
+        self._remove(self._running, sequence)
+        self._release(sequence)
+        sequence.status = SequenceStatus.PREEMPTED
+        sequence.num_preemptions += 1
+        insort(self._waiting, sequence, key=_urgency)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed_tokens = 0
+
+    def _append(self, sequence: Sequence, token_id: int) -> None:
+        sequence.output_token_ids.append(token_id)
+        reason = self._ended_by(sequence, token_id)
+        if reason is not None:
+            self.finish(sequence.sequence_id, reason)
+
+    def _ended_by(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        if len(sequence.output_token_ids) > sequence.sampling.min_tokens:
+            if token_id in sequence.sampling.eos_token_ids:
+                return FinishReason.EOS
+            if token_id in sequence.sampling.stop_token_ids:
+                return FinishReason.STOP_ID
+        full = sequence.num_tokens >= self.max_model_len
+        if full or len(sequence.output_token_ids) >= sequence.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    @staticmethod
+    def _remove(queue: list[Sequence], sequence: Sequence) -> None:
+        at = bisect_left(queue, _urgency(sequence), key=_urgency)
+        if at == len(queue) or queue[at] is not sequence:
+            raise RuntimeError(f"sequence {sequence.sequence_id} is not in its queue")
+        del queue[at]
