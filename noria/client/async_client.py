@@ -1,0 +1,90 @@
+"""The client for asyncio."""
+
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from noria.client.connection import channel_options, checked_address, find_api_key, key_metadata
+from noria.client.decode import error_of_rpc
+from noria.client.request import ChatOptions, Messages, chat_spec, checked_timeout
+from noria.client.result import ChatResult, result_of
+from noria.client.stream import AsyncChatStream
+from noria.v1 import chat_pb2, chat_pb2_grpc
+
+
+class AsyncClient:
+    """Calls a Noria server from one event loop. Use it in an `async with` block.
+
+    `api_key`: left out, it is NORIA_API_KEY or what `noria up` wrote. `timeout`
+    is every call's deadline in seconds unless the call names its own. Calls raise
+    NoriaError; ValueError or TypeError for what cannot be sent at all.
+    """
+
+    def __init__(
+        self,
+        address: str = "localhost:50051",
+        *,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        self._address = checked_address(address)
+        self._timeout = checked_timeout(timeout)
+        self._metadata = key_metadata(find_api_key(api_key))
+        self._channel: grpc.aio.Channel | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls still running are cancelled."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncChatStream:
+        """Ask and read the answer as it comes; the call starts on entering the block."""
+        request = chat_pb2.StreamChatRequest(spec=chat_spec(messages, options))
+        timeout = self._deadline(options)
+        return AsyncChatStream(
+            lambda: self._stub().StreamChat(request, timeout=timeout, metadata=self._metadata)
+        )
+
+    async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
+        """Ask and wait for the whole answer."""
+        request = chat_pb2.ChatRequest(spec=chat_spec(messages, options))
+        timeout = self._deadline(options)
+        try:
+            response = await self._stub().Chat(request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_of_rpc(error) from None
+        return result_of(response)
+
+    async def cancel(self, request_id: str) -> None:
+        """Cancel a request of one's own; one that has ended already is no error."""
+        request = chat_pb2.CancelRequestRequest(request_id=request_id)
+        try:
+            await self._stub().CancelRequest(
+                request, timeout=self._timeout, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, request_id) from None
+
+    def _stub(self) -> Any:
+        # The channel belongs to the loop that first uses it, not to where the client was made.
+        if self._channel is None:
+            options = channel_options(self._address)
+            self._channel = grpc.aio.insecure_channel(self._address, options=options)
+        return chat_pb2_grpc.ChatServiceStub(self._channel)
+
+    def _deadline(self, options: ChatOptions) -> float:
+        timeout = options.get("timeout")
+        return self._timeout if timeout is None else checked_timeout(timeout)

@@ -1,0 +1,51 @@
+"""Where a client connects to, and as whom."""
+
+import os
+from pathlib import Path
+
+import click
+
+from noria.service.channel import CLIENT_OPTIONS, Options
+
+KEY_FILE = "api-key"
+_LOOPBACK = ("localhost:", "127.", "[::1]:")
+
+
+def config_dir() -> Path:
+    """The user's config folder of Noria: NORIA_CONFIG_DIR, else the platform's own."""
+    return Path(os.environ.get("NORIA_CONFIG_DIR") or click.get_app_dir("noria"))
+
+
+def find_api_key(given: str | None) -> str | None:
+    """The key: as given, else NORIA_API_KEY, else the file that `noria up` writes."""
+    key = given or os.environ.get("NORIA_API_KEY")
+    if key:
+        return key.strip()
+    try:
+        return (config_dir() / KEY_FILE).read_text("ascii").strip() or None
+    except (FileNotFoundError, PermissionError):
+        return None
+
+
+def key_metadata(key: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata that carries the key. Raises ValueError for one no header can carry."""
+    if key is None:
+        return ()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ValueError("api_key: only printable ASCII without spaces can be sent")
+    return (("authorization", f"Bearer {key}"),)
+
+
+def checked_address(address: str) -> str:
+    """A gRPC target: host:port, or a URI such as dns:///host:port. Raises ValueError."""
+    port = address.rpartition(":")[2]
+    if "://" not in address and not address.startswith("unix:") and not port.isdecimal():
+        raise ValueError(f"address: host:port or dns:///host:port is needed, got {address!r}")
+    return address
+
+
+def channel_options(address: str) -> Options:
+    """Options of a channel to `address`; a proxy is never asked for this computer itself."""
+    if address.startswith(_LOOPBACK):
+        return (*CLIENT_OPTIONS, ("grpc.enable_http_proxy", 0))
+    return CLIENT_OPTIONS

@@ -1,0 +1,124 @@
+"""From what a caller writes to the `ChatSpec` that goes out."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+from noria.v1 import chat_pb2, common_pb2
+
+Turn: TypeAlias = tuple[str, str] | Mapping[str, str] | chat_pb2.Message
+# A question, or a conversation of turns, oldest first.
+Messages: TypeAlias = str | Sequence[Turn]
+
+_ROLES = {
+    "system": chat_pb2.ROLE_SYSTEM,
+    "user": chat_pb2.ROLE_USER,
+    "assistant": chat_pb2.ROLE_ASSISTANT,
+}
+
+
+class ChatOptions(TypedDict, total=False):
+    """What may be said about an answer, each by its keyword.
+
+    `system` stands before the messages. `model` may be left out where one is
+    served. `max_tokens` >= 1; left out, the model's default. `temperature` [0, 2],
+    0 is greedy, 1.0 if left out; `top_p` (0, 1]; `top_k`, 0 is off; `seed` makes
+    the draws repeatable. The output ends before any of `stop_sequences`, and at
+    any of `stop_token_ids`; `ignore_eos` goes on after the model's own end.
+    `trace_steps` asks for the engine's record of each step. `timeout` in seconds
+    replaces the client's.
+    """
+
+    system: str | None
+    model: str | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    stop_sequences: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool | None
+    trace_steps: bool | None
+    timeout: float | None
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "ignore_eos")
+_SPEC = ("system", "model", "max_tokens", "trace_steps")
+
+
+def _checked(field: str, assign: Callable[[], object]) -> None:
+    """Run `assign`; what protobuf refuses is said with the field's name, never its text."""
+    try:
+        assign()
+    except UnicodeEncodeError as error:
+        problem = f"{field}: not valid Unicode at character {error.start}"
+        raise ValueError(problem) from None
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
+    except TypeError:
+        raise TypeError(f"{field}: the value has the wrong type") from None
+
+
+def _parts(turn: Any, field: str) -> tuple[str, str]:
+    if isinstance(turn, Mapping):
+        surplus = sorted(turn.keys() - {"role", "content"})
+        if surplus or len(turn) != 2:
+            raise ValueError(f"{field}: needs role and content alone, got {sorted(turn)}")
+        return turn["role"], turn["content"]
+    if isinstance(turn, (tuple, list)) and len(turn) == 2:
+        return turn[0], turn[1]
+    raise TypeError(f"{field}: needs (role, text), a role/content mapping or a Message")
+
+
+def _message(turn: Turn, field: str) -> chat_pb2.Message:
+    if isinstance(turn, chat_pb2.Message):
+        return turn
+    role, content = _parts(turn, field)
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ValueError(f"{field}.role: one of {', '.join(_ROLES)} is needed")
+    message = chat_pb2.Message(role=_ROLES[role])
+    block = message.content.add()
+    _checked(f"{field}.content", lambda: setattr(block.text, "text", content))
+    return message
+
+
+def _set(target: Any, options: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        value = options.get(name)
+        if value is not None:
+            _checked(name, lambda name=name, value=value: setattr(target, name, value))  # type: ignore[misc]
+
+
+def _extend(target: Any, options: Mapping[str, Any], name: str) -> None:
+    values = options.get(name) or ()
+    if isinstance(values, str):
+        raise TypeError(f"{name}: a list is needed, not one string")
+    _checked(name, lambda: getattr(target, name).extend(values))
+
+
+def chat_spec(messages: Messages, options: Mapping[str, Any]) -> chat_pb2.ChatSpec:
+    """The spec of a chat. Raises ValueError or TypeError naming the field.
+
+    Ranges are the server's to judge; here only what the wire cannot carry fails.
+    """
+    unknown = sorted(options.keys() - ChatOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}")
+    turns = [("user", messages)] if isinstance(messages, str) else messages
+    spec = chat_pb2.ChatSpec()
+    spec.messages.extend(_message(turn, f"messages[{i}]") for i, turn in enumerate(turns))
+    _set(spec, options, _SPEC)
+    sampling = common_pb2.SamplingParams()
+    _set(sampling, options, _SAMPLING)
+    _extend(sampling, options, "stop_token_ids")
+    _extend(spec, options, "stop_sequences")
+    spec.sampling.CopyFrom(sampling)
+    return spec
+
+
+def checked_timeout(timeout: float) -> float:
+    """A deadline in seconds. Raises ValueError unless it is positive and finite."""
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout: must be a positive number of seconds, got {timeout}")
+    return timeout
