@@ -165,7 +165,7 @@ class ScriptedCache:
 class _Line:
     """What follows one exact history."""
 
-    token_id: int | None
+    token_id: int
     logits: Mapping[int, float] | None
     fault: Fault | None
 
@@ -197,11 +197,10 @@ class ScriptedModel:
         state = _START
         for token_id in script.prompt_token_ids:
             state = advance(state, token_id)
-        for index, token_id in enumerate((*script.output_token_ids, None)):
+        for index, token_id in enumerate(script.output_token_ids):
             line = _Line(token_id, script.logits.get(index), script.faults.get(index))
             self._lines.setdefault(state, line)
-            if token_id is not None:
-                state = advance(state, token_id)
+            state = advance(state, token_id)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: ScriptedCache
@@ -224,11 +223,9 @@ class ScriptedModel:
 
     def _distribution(self, state: int) -> Mapping[int, float]:
         line = self._lines.get(state)
-        if line is not None and line.logits is not None:
-            return line.logits
-        if line is not None and line.token_id is not None:
-            return {line.token_id: 0.0}
-        return self._babble(state)
+        if line is None:
+            return self._babble(state)
+        return {line.token_id: 0.0} if line.logits is None else line.logits
 
     def _babble(self, state: int) -> Mapping[int, float]:
         """Four candidates, half as likely each, drawn from the history's hash."""

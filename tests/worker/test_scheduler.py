@@ -1,0 +1,288 @@
+"""The scheduler advances everybody it can under one budget, and never loses a block."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.support.engines import BlockMemory, expected_output, make_scheduler, make_sequence
+from worker.sequence import FinishReason, SampledToken, SequenceStatus
+
+
+def run_step(scheduler, memory):
+    output = scheduler.schedule()
+    if output is None:
+        return None
+    scheduler.update(output, memory.execute(output))
+    scheduler.check_integrity()
+    return output
+
+
+def run_to_end(scheduler, memory, limit=2000):
+    for _ in range(limit):
+        if run_step(scheduler, memory) is None:
+            return
+    raise AssertionError(f"not finished after {limit} steps")
+
+
+def counts(output):
+    return {entry.sequence_id: entry.num_tokens for entry in output.scheduled}
+
+
+def test_nothing_live_means_no_step():
+    scheduler = make_scheduler()
+    assert scheduler.schedule() is None
+    assert scheduler.num_steps == 0
+
+
+def test_a_sequence_is_prefilled_whole_and_then_decoded_one_position_a_step():
+    scheduler = make_scheduler()
+    memory = BlockMemory(scheduler.pool)
+    scheduler.add(make_sequence(1, prompt=5, max_tokens=3))
+    run_to_end(scheduler, memory)
+    fed = [(o.scheduled[0].first_position, o.scheduled[0].num_tokens) for o in memory.outputs]
+    assert fed == [(0, 5), (5, 1), (6, 1)]
+    assert scheduler.pool.num_used == 0
+
+
+def test_the_last_token_of_a_sequence_is_never_computed():
+    scheduler = make_scheduler()
+    memory = BlockMemory(scheduler.pool)
+    scheduler.add(make_sequence(1, prompt=5, max_tokens=1))
+    run_to_end(scheduler, memory)
+    assert sum(output.num_tokens for output in memory.outputs) == 5
+
+
+def test_prompt_chunks_run_beside_decodes_and_every_decode_advances_at_every_step():
+    scheduler = make_scheduler(max_num_batched_tokens=8, max_num_seqs=4)
+    memory = BlockMemory(scheduler.pool)
+    for sequence_id in (1, 2):
+        scheduler.add(make_sequence(sequence_id, prompt=2, max_tokens=10))
+    run_step(scheduler, memory)
+    scheduler.add(make_sequence(3, prompt=15, max_tokens=2))
+    steps = [counts(run_step(scheduler, memory)) for _ in range(3)]
+    assert steps == [{1: 1, 2: 1, 3: 6}, {1: 1, 2: 1, 3: 6}, {1: 1, 2: 1, 3: 3}]
+
+
+def test_a_chunk_that_is_not_the_last_draws_nothing():
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler.add(make_sequence(1, prompt=12))
+    first = scheduler.schedule()
+    assert first.scheduled[0].draw is None
+    scheduler.update(first, {})
+    assert scheduler.schedule().scheduled[0].draw.output_index == 0
+
+
+@pytest.mark.parametrize("prompt", [31, 32, 33, 63, 64, 65, 96, 97])
+def test_a_prompt_at_a_chunk_boundary_gets_exactly_one_first_token(prompt):
+    scheduler = make_scheduler(max_num_batched_tokens=32, max_model_len=200)
+    memory = BlockMemory(scheduler.pool)
+    sequence = make_sequence(1, prompt=prompt, max_tokens=2)
+    scheduler.add(sequence)
+    run_to_end(scheduler, memory)
+    assert sequence.output_token_ids == expected_output(sequence.prompt_token_ids, 2)
+    assert all(output.num_tokens > 0 for output in memory.outputs)
+    drawn = [o for o in memory.outputs if o.scheduled[0].draw is not None]
+    assert len(drawn) == 2
+
+
+def test_who_finished_is_gone_and_who_waited_is_in_at_the_very_next_step():
+    scheduler = make_scheduler(max_num_seqs=2)
+    memory = BlockMemory(scheduler.pool)
+    for sequence_id, tokens in ((1, 2), (2, 5), (3, 2)):
+        scheduler.add(make_sequence(sequence_id, prompt=3, max_tokens=tokens))
+    batches = [set(counts(run_step(scheduler, memory))) for _ in range(3)]
+    assert batches == [{1, 2}, {1, 2}, {2, 3}]
+
+
+def test_the_waiting_enter_in_order_of_arrival_though_a_later_one_would_fit():
+    scheduler = make_scheduler(num_blocks=8, block_size=4, max_num_batched_tokens=64)
+    memory = BlockMemory(scheduler.pool)
+    scheduler.add(make_sequence(1, prompt=16, max_tokens=4))
+    run_step(scheduler, memory)
+    scheduler.add(make_sequence(2, prompt=20, max_tokens=2))
+    scheduler.add(make_sequence(3, prompt=2, max_tokens=2))
+    assert set(counts(run_step(scheduler, memory))) == {1}
+    run_to_end(scheduler, memory)
+    first_steps = {}
+    for output in memory.outputs:
+        for entry in output.scheduled:
+            first_steps.setdefault(entry.sequence_id, output.step)
+    assert first_steps[1] < first_steps[2] <= first_steps[3]
+
+
+def test_a_higher_priority_enters_first():
+    scheduler = make_scheduler(max_num_seqs=1)
+    memory = BlockMemory(scheduler.pool)
+    for sequence_id, priority in ((1, 0), (2, 0), (3, 5)):
+        scheduler.add(make_sequence(sequence_id, max_tokens=1, priority=priority))
+    order = [next(iter(counts(run_step(scheduler, memory)))) for _ in range(3)]
+    assert order == [3, 1, 2]
+
+
+def test_blocks_are_taken_as_tokens_come():
+    scheduler = make_scheduler(block_size=4)
+    memory = BlockMemory(scheduler.pool)
+    sequence = make_sequence(1, prompt=4, max_tokens=6)
+    scheduler.add(sequence)
+    used = []
+    while run_step(scheduler, memory):
+        used.append(len(sequence.block_ids))
+    # Tokens held: 4, 5, 6, 7, 8, then the end.
+    assert used == [1, 2, 2, 2, 2, 0]
+
+
+def test_out_of_blocks_the_latest_gives_way_and_its_output_does_not_change():
+    scheduler = make_scheduler(num_blocks=12, block_size=16, max_model_len=192)
+    memory = BlockMemory(scheduler.pool)
+    sequences = [make_sequence(i, prompt=80, max_tokens=80) for i in (1, 2)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    run_to_end(scheduler, memory)
+    for sequence in sequences:
+        assert sequence.output_token_ids == expected_output(sequence.prompt_token_ids, 80)
+    assert sequences[0].num_preemptions == 0
+    assert sequences[1].num_preemptions >= 1
+    computed = sum(output.num_tokens for output in memory.outputs)
+    assert computed <= 3 * 2 * (80 + 80)
+
+
+def test_four_that_fit_only_alone_all_finish():
+    scheduler = make_scheduler(num_blocks=14, block_size=16, max_model_len=192)
+    memory = BlockMemory(scheduler.pool)
+    sequences = [make_sequence(i, prompt=80, max_tokens=80) for i in range(1, 5)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    run_to_end(scheduler, memory)
+    for sequence in sequences:
+        assert sequence.output_token_ids == expected_output(sequence.prompt_token_ids, 80)
+    assert sum(output.num_tokens for output in memory.outputs) <= 3 * 4 * 160
+
+
+def test_what_can_never_fit_is_refused_with_both_numbers():
+    scheduler = make_scheduler(num_blocks=8, block_size=16, max_model_len=1000)
+    with pytest.raises(ValueError, match="170 tokens need 11 KV blocks of 16; there are 8"):
+        scheduler.add(make_sequence(1, prompt=120, max_tokens=50))
+    with pytest.raises(ValueError, match="990 prompt tokens and max_tokens 50 exceed"):
+        scheduler.add(make_sequence(2, prompt=990, max_tokens=50))
+    assert scheduler.schedule() is None
+
+
+def test_exactly_the_whole_pool_fits():
+    scheduler = make_scheduler(num_blocks=8, block_size=4, max_model_len=33)
+    memory = BlockMemory(scheduler.pool)
+    sequence = make_sequence(1, prompt=30, max_tokens=3)
+    scheduler.add(sequence)
+    run_to_end(scheduler, memory)
+    assert len(sequence.output_token_ids) == 3
+
+
+def test_the_context_end_ends_a_sequence():
+    scheduler = make_scheduler(max_model_len=20)
+    memory = BlockMemory(scheduler.pool)
+    sequence = make_sequence(1, prompt=18, max_tokens=2)
+    scheduler.add(sequence)
+    run_to_end(scheduler, memory)
+    assert sequence.num_tokens == 20
+    assert sequence.finish_reason is FinishReason.LENGTH
+
+
+def test_eos_counts_only_after_min_tokens():
+    scheduler = make_scheduler()
+    sequence = make_sequence(1, max_tokens=9, eos=frozenset({3}))
+    object.__setattr__(sequence.sampling, "min_tokens", 2)
+    scheduler.add(sequence)
+    for _ in range(3):
+        output = scheduler.schedule()
+        scheduler.update(output, {1: SampledToken(3)})
+    assert sequence.output_token_ids == [3, 3, 3]
+    assert sequence.finish_reason is FinishReason.EOS
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_an_abort_takes_everything_back_wherever_the_sequence_is(steps):
+    scheduler = make_scheduler(max_num_batched_tokens=8, max_num_seqs=2)
+    memory = BlockMemory(scheduler.pool)
+    scheduler.add(make_sequence(1, prompt=12))
+    for _ in range(steps):
+        run_step(scheduler, memory)
+    assert scheduler.finish(1, FinishReason.ABORTED).status is SequenceStatus.FINISHED
+    assert scheduler.finish(1, FinishReason.ABORTED) is None
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.pool.num_used) == (0, 0, 0)
+    scheduler.check_integrity()
+
+
+def test_a_sequence_that_ended_during_the_step_is_passed_over():
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(1))
+    output = scheduler.schedule()
+    scheduler.finish(1, FinishReason.ABORTED)
+    assert scheduler.update(output, {1: SampledToken(4)}) == []
+    assert scheduler.pool.num_used == 0
+
+
+def test_a_deadline_drops_the_sequence_before_anything_is_computed():
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(1, deadline=10.0))
+    scheduler.add(make_sequence(2))
+    assert scheduler.expire(9.9) == []
+    assert [sequence.sequence_id for sequence in scheduler.expire(10.0)] == [1]
+    assert set(counts(scheduler.schedule())) == {2}
+
+
+def test_a_budget_below_the_number_of_sequences_is_refused():
+    with pytest.raises(ValueError, match="max_num_batched_tokens 4 is below max_num_seqs 8"):
+        make_scheduler(max_num_seqs=8, max_num_batched_tokens=4)
+
+
+class RandomLife(RuleBasedStateMachine):
+    """Arrivals, steps, aborts and priorities in any order, over a pool that is too small."""
+
+    def __init__(self):
+        super().__init__()
+        self.scheduler = make_scheduler(
+            num_blocks=10, block_size=4, max_num_seqs=3, max_num_batched_tokens=7, max_model_len=40
+        )
+        self.memory = BlockMemory(self.scheduler.pool)
+        self.sequences = {}
+        self.aborted = set()
+
+    @rule(prompt=st.integers(1, 30), tokens=st.integers(1, 10), priority=st.integers(-1, 1))
+    def arrive(self, prompt, tokens, priority):
+        sequence_id = len(self.sequences) + 1
+        sequence = make_sequence(sequence_id, prompt, tokens, priority=priority)
+        self.sequences[sequence_id] = sequence
+        self.scheduler.add(sequence)
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count):
+        for _ in range(count):
+            output = run_step(self.scheduler, self.memory)
+            if output is not None:
+                assert output.num_tokens == sum(e.num_tokens for e in output.scheduled) <= 7
+                assert 1 <= len(output.scheduled) <= 3
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def abort(self, data):
+        sequence_id = data.draw(st.sampled_from(sorted(self.sequences)))
+        if self.scheduler.finish(sequence_id, FinishReason.ABORTED):
+            self.aborted.add(sequence_id)
+
+    @invariant()
+    def blocks_are_conserved(self):
+        self.scheduler.check_integrity()
+        assert self.scheduler.pool.num_free + self.scheduler.pool.num_used == 10
+
+    def teardown(self):
+        run_to_end(self.scheduler, self.memory)
+        assert self.scheduler.pool.num_used == 0
+        for sequence_id, sequence in self.sequences.items():
+            expected = expected_output(sequence.prompt_token_ids, sequence.max_tokens)
+            if sequence_id in self.aborted:
+                expected = expected[: len(sequence.output_token_ids)]
+            assert sequence.output_token_ids == expected
+
+
+RandomLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRandomLife = RandomLife.TestCase

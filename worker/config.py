@@ -1,0 +1,54 @@
+"""What a worker can be told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_NUM_SEQS = 32
+MAX_NUM_BATCHED_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """One worker's settings; the names are vLLM's where the thing is the same.
+
+    model                   a GGUF file or a Hugging Face folder
+    script                  replay this file instead of running the network
+    max_model_len           tokens of prompt and output together; None: what the model allows
+    num_blocks              KV blocks; None: enough for max_num_seqs sequences of 2,048 tokens
+    default_max_tokens      max_tokens of a request that names none; 0: the room left
+    """
+
+    model: Path
+    served_model_name: str = ""
+    listen: str = "127.0.0.1:50053"
+    dtype: str = "float32"
+    block_size: int | None = None
+    num_blocks: int | None = None
+    max_num_seqs: int = MAX_NUM_SEQS
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    max_model_len: int | None = None
+    default_max_tokens: int = 0
+    cpu_threads: int | None = None
+    script: Path | None = None
+    drain_grace_s: float = 60.0
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is served."""
+        return self.served_model_name or self.model.stem.lower()
+
+    @property
+    def look_ahead(self) -> int:
+        """Sequences that may wait here so that a freed place never idles a step."""
+        return max(1, self.max_num_seqs // 16)
+
+    def __post_init__(self) -> None:
+        for field in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "max_model_len"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field} is {value}, at least 1 is needed")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is below "
+                f"max_num_seqs {self.max_num_seqs}"
+            )

@@ -1,0 +1,212 @@
+"""Between the wire's messages and the engine's own terms. Nothing is decided here but validity."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from noria.service.limits import MAX_STOP_TOKEN_IDS
+from noria.v1 import common_pb2, worker_pb2
+from worker.engine import Account, Ended
+from worker.scheduler import SequenceUpdate
+from worker.sequence import FinishReason, SamplingParams, Sequence
+
+FINISH_REASONS = {
+    FinishReason.EOS: worker_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_ID: worker_pb2.FINISH_REASON_STOP_ID,
+    FinishReason.LENGTH: worker_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: worker_pb2.FINISH_REASON_ABORTED,
+    FinishReason.EXPIRED: worker_pb2.FINISH_REASON_EXPIRED,
+}
+# Sampling controls that exist on the wire and are not honoured by this engine.
+_UNSUPPORTED = (
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "logprobs",
+    "prompt_logprobs",
+    "structured_output",
+)
+# Values that ask for nothing. `logprobs` 0 does ask: for the chosen token's.
+_NEUTRAL = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+class InvalidSubmitError(ValueError):
+    """A submit that can never run; `field` is the one at fault."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a submit is checked against."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+def sequence_from(
+    submit: worker_pb2.Submit, limits: ModelLimits, sequence_id: int, now: float
+) -> Sequence:
+    """The sequence a submit asks for. Raises InvalidSubmitError before anything is held."""
+    if submit.n > 1:
+        raise InvalidSubmitError("n", f"{submit.n} choices asked for, at most 1 is supported")
+    prompt = list(submit.prompt_token_ids)
+    output = list(submit.outputs[0].ids) if submit.outputs else []
+    _check_ids("prompt_token_ids", prompt, limits.vocab_size)
+    _check_ids("outputs", output, limits.vocab_size)
+    _check_lengths(submit, len(prompt), len(output), limits.max_model_len)
+    deadline = now + submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None
+    return Sequence(
+        sequence_id=sequence_id,
+        prompt_token_ids=prompt,
+        output_token_ids=output,
+        sampling=_sampling_from(submit.sampling, limits),
+        max_tokens=submit.max_tokens,
+        order=sequence_id,
+        priority=submit.priority,
+        deadline=deadline,
+        trace_steps=submit.trace_steps,
+    )
+
+
+def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    largest = max(ids, default=0)
+    if largest >= vocab_size:
+        raise InvalidSubmitError(field, f"id {largest} is outside a vocabulary of {vocab_size}")
+
+
+def _check_lengths(
+    submit: worker_pb2.Submit, num_prompt: int, num_output: int, max_model_len: int
+) -> None:
+    if not num_prompt:
+        raise InvalidSubmitError("prompt_token_ids", "0 ids given, at least 1 needed")
+    if len(submit.outputs) > 1:
+        raise InvalidSubmitError("outputs", f"{len(submit.outputs)} given for 1 choice")
+    if submit.max_tokens < 1:
+        raise InvalidSubmitError("max_tokens", f"{submit.max_tokens} is below 1")
+    if num_output >= submit.max_tokens:
+        raise InvalidSubmitError(
+            "outputs", f"{num_output} ids leave nothing of max_tokens {submit.max_tokens}"
+        )
+    if num_prompt + submit.max_tokens > max_model_len:
+        raise InvalidSubmitError(
+            "max_tokens",
+            f"{num_prompt} prompt tokens and max_tokens {submit.max_tokens} exceed the "
+            f"context of {max_model_len} tokens",
+        )
+
+
+def _sampling_from(sampling: common_pb2.SamplingParams, limits: ModelLimits) -> SamplingParams:
+    _check_supported(sampling)
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        count = len(sampling.stop_token_ids)
+        raise InvalidSubmitError(
+            "sampling.stop_token_ids", f"{count} ids given, at most {MAX_STOP_TOKEN_IDS} allowed"
+        )
+    _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
+    return SamplingParams(
+        temperature=_within("temperature", _or_one(sampling, "temperature"), 0.0, 2.0),
+        top_p=_within("top_p", _or_one(sampling, "top_p"), 0.0, 1.0, open_below=True),
+        top_k=sampling.top_k,
+        seed=sampling.seed % (1 << 64),
+        min_tokens=sampling.min_tokens,
+        eos_token_ids=frozenset() if sampling.ignore_eos else limits.eos_token_ids,
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+    )
+
+
+def _check_supported(sampling: common_pb2.SamplingParams) -> None:
+    """Refuse controls that would matter and are not honoured; neutral values pass."""
+    for descriptor, value in sampling.ListFields():
+        if descriptor.name in _UNSUPPORTED and value != _NEUTRAL.get(descriptor.name):
+            raise InvalidSubmitError(f"sampling.{descriptor.name}", "not supported by this worker")
+
+
+def _or_one(sampling: common_pb2.SamplingParams, name: Literal["temperature", "top_p"]) -> float:
+    """The field's value, or 1 (the default of both) if it is absent."""
+    return float(getattr(sampling, name)) if sampling.HasField(name) else 1.0
+
+
+def _within(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> float:
+    if isfinite(value) and low <= value <= high and not (open_below and value == low):
+        return value
+    opening = "(" if open_below else "["
+    raise InvalidSubmitError(
+        f"sampling.{name}", f"{value:g} is outside {opening}{low:g}, {high:g}]"
+    )
+
+
+def step_record(update: SequenceUpdate, step: "StepFacts") -> common_pb2.StepRecord:
+    """The wire's record of what one step did to one traced sequence."""
+    record = common_pb2.StepRecord(
+        step=step.number,
+        batch_size=step.batch_size,
+        batch_positions=step.num_positions,
+        step_us=step.duration_us,
+        hidden_size=step.hidden_size,
+        first_position=update.scheduled.first_position,
+        num_positions=update.scheduled.num_tokens,
+        kv_tokens=update.kv_tokens,
+        kv_blocks=update.kv_blocks,
+    )
+    if update.token is not None:
+        record.token_id = update.token.token_id
+        record.probability = update.token.probability
+        record.runners_up.extend(
+            common_pb2.TokenProbability(id=token_id, probability=probability)
+            for token_id, probability in update.token.runners_up
+        )
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What all records of one step share."""
+
+    number: int
+    batch_size: int
+    num_positions: int
+    duration_us: int
+    hidden_size: int
+
+
+def finished_from(ended: Ended) -> worker_pb2.Finished:
+    """The terminal entry of a sequence that was taken and has ended."""
+    sequence, account = ended.sequence, ended.account
+    reason = sequence.finish_reason
+    if reason is None:
+        raise ValueError(f"sequence {sequence.sequence_id} has not ended")
+    waiting, prefill, decode = _durations(account)
+    return worker_pb2.Finished(
+        finish_reasons=[FINISH_REASONS[reason]],
+        output_tokens=[len(sequence.output_token_ids)],
+        prompt_tokens=len(sequence.prompt_token_ids),
+        computed_tokens=account.computed_tokens,
+        preemptions=sequence.num_preemptions,
+        waiting_us=_us(waiting),
+        prefill_us=_us(prefill),
+        decode_us=_us(decode),
+        device_us=_us(account.device_s),
+    )
+
+
+def _durations(account: Account) -> tuple[float, float, float]:
+    """Seconds until the first step, from there to the first token, from there to the end."""
+    first_step = account.ended if account.first_step is None else account.first_step
+    first_token = account.ended if account.first_token is None else account.first_token
+    return first_step - account.arrived, first_token - first_step, account.ended - first_token
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))
