@@ -1,0 +1,118 @@
+"""The engine's thread loses no submit and no abort, and stops when told to."""
+
+import threading
+
+import pytest
+
+from tests.support.engines import BlockMemory, expected_output, make_scheduler, make_sequence
+from worker.engine import Engine
+from worker.engine_thread import EngineThread
+from worker.sequence import FinishReason
+
+
+class GatedRunner:
+    """Waits at a gate in every step; says when it has got there."""
+
+    def __init__(self, pool):
+        self.memory = BlockMemory(pool)
+        self.gate = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
+
+    def execute(self, output):
+        self.arrived.release()
+        assert self.gate.acquire(timeout=10)
+        return self.memory.execute(output)
+
+
+class Harness:
+    def __init__(self):
+        self.scheduler = make_scheduler()
+        self.runner = GatedRunner(self.scheduler.pool)
+        self.outputs = []
+        self.news = threading.Semaphore(0)
+
+    def build(self):
+        self.thread_name = threading.current_thread().name
+        return Engine(self.scheduler, self.runner, look_ahead=4)
+
+    def on_output(self, output):
+        self.outputs.append(output)
+        self.news.release()
+
+    def next_output(self):
+        assert self.news.acquire(timeout=10)
+        return self.outputs[-1]
+
+
+@pytest.fixture
+def harness():
+    return Harness()
+
+
+def test_the_engine_is_built_and_run_on_its_own_thread(harness):
+    with EngineThread(harness.build, harness.on_output) as thread:
+        thread.ready.result(timeout=10)
+        assert harness.thread_name == "engine"
+        sequence = make_sequence(1, max_tokens=2)
+        thread.submit(sequence)
+        harness.runner.gate.release(2)
+        harness.next_output()
+        output = harness.next_output()
+    assert output.ended[0].sequence is sequence
+    assert sequence.output_token_ids == expected_output(sequence.prompt_token_ids, 2)
+    assert thread.load.free_blocks == 64
+
+
+def test_a_build_that_fails_is_reported(harness):
+    def build():
+        raise ValueError("no such model")
+
+    with (
+        EngineThread(build, harness.on_output) as thread,
+        pytest.raises(ValueError, match="no such"),
+    ):
+        thread.ready.result(timeout=10)
+
+
+def test_an_abort_while_a_step_runs_takes_effect_at_its_end(harness):
+    with EngineThread(harness.build, harness.on_output) as thread:
+        thread.submit(make_sequence(1, max_tokens=50))
+        assert harness.runner.arrived.acquire(timeout=10)
+        assert thread.step_age_s() > 0
+        thread.abort(1)
+        harness.runner.gate.release()
+        output = harness.next_output()
+        assert output.ended[0].sequence.finish_reason is FinishReason.ABORTED
+        assert output.load.free_blocks == 64
+        assert output.load.running == 0
+
+
+def test_submit_and_abort_in_one_breath_during_a_step_leave_nothing(harness):
+    with EngineThread(harness.build, harness.on_output) as thread:
+        thread.submit(make_sequence(1, max_tokens=1))
+        assert harness.runner.arrived.acquire(timeout=10)
+        thread.submit(make_sequence(2, max_tokens=50))
+        thread.abort(2)
+        harness.runner.gate.release()
+        output = harness.next_output()
+        ended = {e.sequence.sequence_id: e.sequence.finish_reason for e in output.ended}
+        assert ended == {1: FinishReason.LENGTH, 2: FinishReason.ABORTED}
+        assert not harness.runner.memory.outputs[-1].scheduled[1:]
+
+
+def test_an_engine_that_breaks_is_reported(harness):
+    def broken():
+        engine = harness.build()
+        engine.scheduler.schedule = lambda: 1 / 0
+        return engine
+
+    with EngineThread(broken, harness.on_output) as thread:
+        thread.ready.result(timeout=10)
+        thread.submit(make_sequence(1))
+        assert isinstance(thread.crashed.result(timeout=10), ZeroDivisionError)
+
+
+def test_leaving_the_context_stops_an_idle_thread(harness):
+    with EngineThread(harness.build, harness.on_output) as thread:
+        thread.ready.result(timeout=10)
+    assert not thread._thread.is_alive()

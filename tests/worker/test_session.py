@@ -1,0 +1,210 @@
+"""Every submit of a session gets exactly one terminal entry, and nobody else's tokens."""
+
+import pytest
+
+from noria.v1 import common_pb2, worker_pb2
+from tests.support.engines import BlockMemory, make_scheduler
+from worker.engine import Engine
+from worker.session import SessionHub
+from worker.translate import ModelLimits
+
+
+class InlineEngine:
+    """The engine behind sessions, stepped by the test."""
+
+    def __init__(self, **pool):
+        self.scheduler = make_scheduler(**pool)
+        self.engine = Engine(self.scheduler, BlockMemory(self.scheduler.pool), look_ahead=8)
+        self.load = self.engine.load()
+
+    def step_age_s(self):
+        return 0.0
+
+    def submit(self, sequence):
+        self.engine.submit(sequence, arrived=0.0)
+
+    def abort(self, sequence_id):
+        self.engine.abort(sequence_id)
+
+    def step(self, hub):
+        output = self.engine.step()
+        self.load = output.load
+        if not output.is_empty:
+            hub.deliver(output)
+
+
+@pytest.fixture
+def engine():
+    return InlineEngine()
+
+
+@pytest.fixture
+def hub(engine):
+    return SessionHub(engine, ModelLimits(1000, 128, frozenset({0})), hidden_size=3584)
+
+
+def submit(number, **fields):
+    defaults = {
+        "id": f"r{number}/1",
+        "submit_number": number,
+        "prompt_token_ids": [number, 5, 6],
+        "max_tokens": 3,
+        "sampling": common_pb2.SamplingParams(temperature=0.0, ignore_eos=True),
+    }
+    return worker_pb2.Submit(**{**defaults, **fields})
+
+
+async def taken(session):
+    return [message.to_proto() for message in await session.outbox.take()]
+
+
+async def test_a_step_is_one_message_with_everything_of_it(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1))
+        session.submit(submit(2, max_tokens=1))
+        engine.step(hub)
+        (message,) = await taken(session)
+        assert [delta.submit_number for delta in message.step.deltas] == [1, 2]
+        assert [terminal.submit_number for terminal in message.step.terminals] == [2]
+        assert message.step.load.last_submit_number == 2
+        assert message.step.load.running == 1
+
+
+async def test_steps_merge_for_a_slow_reader_and_lose_nothing(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1))
+        for _ in range(3):
+            engine.step(hub)
+        (message,) = await taken(session)
+        (delta,) = message.step.deltas
+        assert len(delta.token_ids) == 3
+        (terminal,) = message.step.terminals
+        assert terminal.finished.output_tokens == [3]
+        assert terminal.finished.finish_reasons == [worker_pb2.FINISH_REASON_LENGTH]
+        assert terminal.finished.prompt_tokens == 3
+        assert message.step.step_number == 3
+
+
+async def test_two_sessions_never_see_each_others_tokens(engine, hub):
+    with hub.session() as first, hub.session() as second:
+        first.submit(submit(1, max_tokens=1))
+        second.submit(submit(1, prompt_token_ids=[77], max_tokens=2))
+        engine.step(hub)
+        engine.step(hub)
+        (for_first,), (for_second,) = await taken(first), await taken(second)
+        assert [len(delta.token_ids) for delta in for_first.step.deltas] == [1]
+        assert [len(delta.token_ids) for delta in for_second.step.deltas] == [2]
+
+
+async def test_a_duplicate_id_is_refused_and_touches_nothing(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1))
+        session.submit(submit(2, id="r1/1"))
+        (message,) = await taken(session)
+        (terminal,) = message.step.terminals
+        assert (terminal.submit_number, terminal.refused.field) == (2, "id")
+        engine.step(hub)
+        assert session.num_live == 1
+
+
+async def test_a_submit_number_that_does_not_rise_is_refused(hub):
+    with hub.session() as session:
+        session.submit(submit(2))
+        session.submit(submit(2, id="other/1"))
+        (message,) = await taken(session)
+        assert message.step.terminals[0].refused.field == "submit_number"
+
+
+async def test_a_bad_submit_gets_its_one_terminal_entry(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1, prompt_token_ids=[]))
+        (message,) = await taken(session)
+        refused = message.step.terminals[0].refused
+        assert refused.code == worker_pb2.REFUSAL_CODE_INVALID
+        assert refused.field == "prompt_token_ids"
+        assert hub.num_live == 0
+
+
+async def test_a_draining_worker_takes_nothing_new_and_finishes_the_rest(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1))
+        hub.draining = True
+        session.submit(submit(2))
+        for _ in range(3):
+            engine.step(hub)
+        (message,) = await taken(session)
+        by_number = {terminal.submit_number: terminal for terminal in message.step.terminals}
+        assert by_number[2].refused.code == worker_pb2.REFUSAL_CODE_DRAINING
+        assert by_number[1].finished.output_tokens == [3]
+
+
+async def test_an_abort_is_answered_and_an_unknown_or_repeated_one_ignored(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1, max_tokens=50))
+        engine.step(hub)
+        session.abort(1)
+        session.abort(1)
+        session.abort(99)
+        engine.step(hub)
+        (message,) = await taken(session)
+        (terminal,) = message.step.terminals
+        assert terminal.finished.finish_reasons == [worker_pb2.FINISH_REASON_ABORTED]
+        assert engine.scheduler.pool.num_used == 0
+
+
+async def test_the_end_of_a_session_ends_all_of_it_and_only_that(engine, hub):
+    with hub.session() as other:
+        with hub.session() as session:
+            session.submit(submit(1, max_tokens=50))
+            session.submit(submit(2, max_tokens=50))
+            other.submit(submit(1, max_tokens=50))
+            engine.step(hub)
+        engine.step(hub)
+        assert engine.scheduler.num_running == 1
+        assert hub.num_live == 1
+    engine.step(hub)
+    assert (engine.scheduler.num_running, engine.scheduler.pool.num_used, hub.num_live) == (0, 0, 0)
+
+
+async def test_a_new_session_starts_empty_and_old_names_are_free(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1))
+    with hub.session() as session:
+        session.submit(submit(1))
+        engine.step(hub)
+        (message,) = await taken(session)
+        assert [delta.submit_number for delta in message.step.deltas] == [1]
+
+
+async def test_traced_steps_carry_the_schedulers_own_figures(engine, hub):
+    with hub.session() as session:
+        session.submit(
+            submit(1, prompt_token_ids=list(range(1, 21)), trace_steps=True, max_tokens=2)
+        )
+        for _ in range(3):
+            engine.step(hub)
+        (message,) = await taken(session)
+        (delta,) = message.step.deltas
+        figures = [(r.first_position, r.num_positions, r.kv_tokens) for r in delta.steps]
+        assert figures == [(0, 16, 16), (16, 4, 20), (20, 1, 21)]
+        assert [record.HasField("token_id") for record in delta.steps] == [False, True, True]
+        assert {record.hidden_size for record in delta.steps} == {3584}
+
+
+async def test_load_alone_is_no_step(hub):
+    with hub.session() as session:
+        session.report_load()
+        (message,) = await taken(session)
+        assert message.WhichOneof("message") == "load"
+        assert message.load.free_blocks == 64
+
+
+async def test_load_names_only_submits_it_includes(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1))
+        session.report_load()
+        (message,) = await taken(session)
+        assert message.load.last_submit_number == 0
+        engine.step(hub)
+        (message,) = await taken(session)
+        assert message.step.load.last_submit_number == 1

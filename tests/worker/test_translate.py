@@ -1,0 +1,94 @@
+"""A submit is checked before anything is held, and every refusal names field and numbers."""
+
+import math
+
+import pytest
+
+from noria.v1 import common_pb2, worker_pb2
+from worker.translate import InvalidSubmitError, ModelLimits, sequence_from
+
+LIMITS = ModelLimits(vocab_size=100, max_model_len=50, eos_token_ids=frozenset({2}))
+
+
+def submit(**fields):
+    defaults = {"id": "r/1", "submit_number": 1, "prompt_token_ids": [1, 2, 3], "max_tokens": 5}
+    return worker_pb2.Submit(**{**defaults, **fields})
+
+
+def sampling(**fields):
+    return submit(sampling=common_pb2.SamplingParams(**fields))
+
+
+def translate(message):
+    return sequence_from(message, LIMITS, sequence_id=7, now=100.0)
+
+
+def test_defaults_are_those_of_the_wire():
+    sequence = translate(submit())
+    assert sequence.sampling.temperature == 1.0
+    assert sequence.sampling.top_p == 1.0
+    assert sequence.sampling.top_k == 0
+    assert sequence.sampling.eos_token_ids == {2}
+    assert sequence.deadline is None
+    assert sequence.output_token_ids == []
+
+
+def test_everything_given_arrives():
+    message = submit(
+        outputs=[worker_pb2.OutputTokens(ids=[9, 8])],
+        priority=3,
+        deadline_ms=1500,
+        trace_steps=True,
+        sampling=common_pb2.SamplingParams(
+            temperature=0.5, top_p=0.9, top_k=4, seed=-1, min_tokens=2,
+            stop_token_ids=[5], ignore_eos=True,
+        ),
+    )  # fmt: skip
+    sequence = translate(message)
+    assert sequence.output_token_ids == [9, 8]
+    assert sequence.prompt_token_ids == [1, 2, 3]
+    assert sequence.deadline == 101.5
+    assert sequence.priority == 3
+    assert sequence.trace_steps
+    chosen = sequence.sampling
+    assert chosen.seed == 2**64 - 1
+    assert (chosen.top_k, chosen.min_tokens) == (4, 2)
+    assert chosen.eos_token_ids == frozenset()
+    assert chosen.stop_token_ids == {5}
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "says"),
+    [
+        (submit(prompt_token_ids=[]), "prompt_token_ids", "0 ids given"),
+        (submit(prompt_token_ids=[1, 100]), "prompt_token_ids", "id 100 is outside .* of 100"),
+        (submit(prompt_token_ids=[2**32 - 1]), "prompt_token_ids", "4294967295"),
+        (submit(outputs=[worker_pb2.OutputTokens(ids=[100])]), "outputs", "id 100"),
+        (submit(outputs=[worker_pb2.OutputTokens(ids=[1] * 5)]), "outputs", "5 ids leave nothing"),
+        (submit(outputs=[worker_pb2.OutputTokens()] * 2), "outputs", "2 given for 1 choice"),
+        (submit(max_tokens=0), "max_tokens", "0 is below 1"),
+        (submit(max_tokens=48), "max_tokens", "3 prompt tokens and max_tokens 48 exceed .* 50"),
+        (submit(max_tokens=2**32 - 1), "max_tokens", "4294967295"),
+        (submit(n=2), "n", "2 choices"),
+        (sampling(temperature=-0.1), "sampling.temperature", "-0.1 is outside"),
+        (sampling(temperature=2.1), "sampling.temperature", "2.1 is outside"),
+        (sampling(temperature=math.nan), "sampling.temperature", "nan"),
+        (sampling(temperature=math.inf), "sampling.temperature", "inf"),
+        (sampling(top_p=0.0), "sampling.top_p", r"0 is outside \(0, 1\]"),
+        (sampling(top_p=1.01), "sampling.top_p", "1.01"),
+        (sampling(stop_token_ids=[100]), "sampling.stop_token_ids", "id 100"),
+        (sampling(stop_token_ids=range(65)), "sampling.stop_token_ids", "65 ids given, at most 64"),
+        (sampling(logit_bias={3: 1.0}), "sampling.logit_bias", "not supported"),
+        (sampling(presence_penalty=0.5), "sampling.presence_penalty", "not supported"),
+        (sampling(logprobs=0), "sampling.logprobs", "not supported"),
+    ],
+)  # fmt: skip
+def test_a_bad_submit_is_refused_by_field(message, field, says):
+    with pytest.raises(InvalidSubmitError, match=says) as caught:
+        translate(message)
+    assert caught.value.field == field
+
+
+def test_values_that_ask_for_nothing_pass():
+    neutral = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    assert translate(sampling(**neutral, repetition_penalty=1.0)).sampling.temperature == 1.0
