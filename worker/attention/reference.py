@@ -1,0 +1,64 @@
+"""Attention by its definition, position by position: what backends are tested against."""
+
+import torch
+
+from worker.attention.base import AttentionMetadata, KVCacheSpec
+
+
+class ReferenceBackend:
+    """Plain loops in fp32. Slow on purpose; every line can be checked by eye."""
+
+    name = "reference"
+    row_exact = True
+    default_block_size = 16
+
+    def allocate(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> None:
+        shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.keys = torch.zeros(shape, dtype=spec.dtype)
+        self.values = torch.zeros(shape, dtype=spec.dtype)
+        self._block_size = block_size
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+
+    def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        for row, slot in enumerate(self._metadata.slot_mapping.tolist()):
+            place = (layer, *divmod(slot, self._block_size))
+            self.keys[place], self.values[place] = key[row], value[row]
+
+    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        attended = torch.zeros_like(query)
+        starts, lens = self._metadata.query_start.tolist(), self._metadata.kv_lens.tolist()
+        for sequence, kv_len in enumerate(lens):
+            start, end = starts[sequence], starts[sequence + 1]
+            for row in range(start, end):
+                visible = kv_len - (end - 1 - row)
+                self._attend_one(layer, sequence, visible, query[row], scale, attended[row])
+        return attended
+
+    def _attend_one(
+        self,
+        layer: int,
+        sequence: int,
+        visible: int,
+        query: torch.Tensor,
+        scale: float,
+        attended: torch.Tensor,
+    ) -> None:
+        """query and attended [num_heads, head_dim]; the first `visible` positions are seen."""
+        keys, values = (
+            self._first(self.keys, layer, sequence, visible),
+            self._first(self.values, layer, sequence, visible),
+        )
+        num_heads, num_kv_heads = query.shape[0], keys.shape[1]
+        for head in range(num_heads):
+            kv_head = head // (num_heads // num_kv_heads)
+            scores = torch.stack([(query[head].float() * k).sum() for k in keys[:, kv_head]])
+            weights = torch.softmax(scores * scale, dim=0)
+            attended[head] = (weights.unsqueeze(1) * values[:, kv_head]).sum(dim=0)
+
+    def _first(self, cache: torch.Tensor, layer: int, sequence: int, count: int) -> torch.Tensor:
+        """fp32 [count, num_kv_heads, head_dim], read through the block table."""
+        table = self._metadata.block_table[sequence].tolist()
+        places = (divmod(position, self._block_size) for position in range(count))
+        return torch.stack([cache[layer, table[block], offset] for block, offset in places]).float()

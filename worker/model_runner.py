@@ -1,0 +1,60 @@
+"""Run the model over one scheduled step and choose its tokens."""
+
+from typing import Generic, TypeVar
+
+import torch
+
+from worker.attention.base import AttentionBackend
+from worker.input_batch import build_input_batch
+from worker.models.base import Model
+from worker.sampler import sample
+from worker.sequence import Draw, SampledToken, SamplingParams, ScheduledSequence, SchedulerOutput
+
+Backend = TypeVar("Backend", bound=AttentionBackend)
+_WARM_UP_TOKENS = 64
+
+
+class ModelRunner(Generic[Backend]):
+    """Holds the model and the backend whose cache is allocated. Call it from one thread.
+
+    `num_positions_fed` counts the positions the model has computed since warm-up.
+    """
+
+    def __init__(self, model: Model[Backend], backend: Backend, block_size: int) -> None:
+        self._model = model
+        self._backend = backend
+        self._block_size = block_size
+        self.num_positions_fed = 0
+
+    def execute(self, output: SchedulerOutput) -> dict[int, SampledToken]:
+        """sequence_id -> token of every scheduled sequence with a draw.
+
+        Raises whatever the model raises, LogitsError if its logits are not numbers.
+        """
+        batch = build_input_batch(output, self._block_size)
+        with torch.inference_mode():
+            self._backend.plan(batch.metadata)
+            self.num_positions_fed += len(batch.token_ids)
+            hidden = self._model.forward(batch.token_ids, batch.metadata.positions, self._backend)
+            if not batch.draws:
+                return {}
+            logits = self._model.logits(hidden.index_select(0, batch.sampled_rows))
+            tokens = sample(logits, batch.draws)
+        return dict(zip(batch.sequence_ids, tokens, strict=True))
+
+    def warm_up(self) -> None:
+        """A prefill and a decode before anything is cached, so that no request pays for firsts.
+
+        It writes to the first blocks after the null one; nothing may be in use yet.
+        """
+        tokens = min(_WARM_UP_TOKENS, self._block_size)
+        for first, count in ((0, tokens - 1), (tokens - 1, 1)):
+            if count:
+                self.execute(_warm_up_step(first, count))
+        self.num_positions_fed = 0
+
+
+def _warm_up_step(first: int, count: int) -> SchedulerOutput:
+    draw = Draw(SamplingParams(top_p=0.5), output_index=0)
+    scheduled = ScheduledSequence(0, [0] * count, first, [1], draw)
+    return SchedulerOutput(0, (scheduled,), count)
