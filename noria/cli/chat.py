@@ -1,0 +1,94 @@
+"""`noria chat`: one question, or a conversation."""
+
+import sys
+from typing import Any
+
+import click
+
+from noria.cli.terminal import one_line, write_piece
+from noria.client.errors import NoriaError, UnreachableError
+from noria.client.request import ChatOptions
+from noria.client.sync_client import Client
+
+Turns = list[tuple[str, str]]
+
+
+@click.command()
+@click.argument("question", required=False)
+@click.option("--address", default="localhost:50051", show_default=True, help="The server's.")
+@click.option("--model", help="Left out: the only one served.")
+@click.option("--system", help="Text that stands before the conversation.")
+@click.option("--max-tokens", type=int, help="Length of an answer at most.")
+@click.option("--temperature", type=float, help="0 takes the likeliest token each time.")
+@click.option("--seed", type=int, help="Makes the draws repeatable.")
+@click.option("--answer-line", is_flag=True, help="Afterwards print `answer: ...` on one line.")
+def chat(question: str | None, address: str, answer_line: bool, **given: Any) -> None:
+    """Ask a question and see the answer as it is made.
+
+    Without QUESTION a conversation: an empty line or Ctrl-D ends it, Ctrl-C
+    during an answer stops that answer. If the input is no terminal, all of it
+    is one question.
+    """
+    options = ChatOptions(**{k: v for k, v in given.items() if v is not None})  # type: ignore[typeddict-item]
+    try:
+        with Client(address) as client:
+            if question is None and sys.stdin.isatty():
+                converse(client, options)
+            else:
+                _ask_once(client, question, options, answer_line=answer_line)
+    except UnreachableError as error:
+        hint = f"no server answers at {address}; `noria up` starts one here"
+        raise click.ClickException(f"{hint} ({error.message})") from error
+    except (NoriaError, ValueError, TypeError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _ask_once(
+    client: Client, question: str | None, options: ChatOptions, *, answer_line: bool
+) -> None:
+    text = sys.stdin.read().strip() if question is None else question
+    if not text:
+        raise ValueError("no question: give one as an argument or on the standard input")
+    answer = stream_answer(client, [("user", text)], options)
+    if answer_line:
+        click.echo(f"answer: {one_line(answer)}")
+
+
+def stream_answer(client: Client, turns: Turns, options: ChatOptions) -> str:
+    """Write the answer as it comes; all of it."""
+    written = False
+    try:
+        with client.stream_chat(turns, **options) as stream:
+            for piece in stream:
+                write_piece(piece)
+                written = True
+            return stream.result.text
+    finally:
+        if written:
+            click.echo()
+
+
+def converse(client: Client, options: ChatOptions) -> None:
+    """Ask and answer until an empty line or the end of the input.
+
+    A turn whose answer failed or was stopped is not part of what follows.
+    """
+    turns: Turns = []
+    while question := _next_question():
+        asked = [*turns, ("user", question)]
+        try:
+            answer = stream_answer(client, asked, options)
+        except KeyboardInterrupt:
+            click.echo("(stopped; this turn is forgotten)", err=True)
+        except NoriaError as error:
+            click.echo(f"Error: {error}", err=True)
+        else:
+            turns = [*asked, ("assistant", answer)]
+
+
+def _next_question() -> str:
+    try:
+        line: str = click.prompt("", default="", show_default=False, prompt_suffix="> ")
+    except click.Abort:
+        return ""
+    return line.strip()

@@ -1,0 +1,94 @@
+"""What is shown while the services start: bars on a terminal, plain lines elsewhere."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from noria.cli.supervisor import Event
+
+_LOUD = ("warning", "error", "critical")
+
+
+class StartView(Protocol):
+    """Hears the children's events while they start."""
+
+    def on_event(self, child: str, event: Event) -> None: ...
+
+
+def _count(event: Event, name: str) -> int:
+    value = event.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _stage(event: Event) -> str:
+    """Where a child is, for people; empty for events that say nothing of it."""
+    name = str(event.get("event"))
+    if name == "progress":
+        return str(event.get("stage", ""))
+    return {"listening": "starting", "ready": "ready"}.get(name, "")
+
+
+class BarView:
+    """One bar per child."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def on_event(self, child: str, event: Event) -> None:
+        stage = _stage(event)
+        if not stage:
+            return
+        if child not in self._tasks:
+            self._tasks[child] = self._progress.add_task(child, total=None, stage="")
+        task, total = self._tasks[child], _count(event, "total")
+        if stage == "ready":
+            self._progress.update(task, stage=stage, total=1, completed=1)
+        elif total:
+            self._progress.update(task, stage=stage, total=total, completed=_count(event, "done"))
+        else:
+            self._progress.update(task, stage=stage)
+
+
+class LineView:
+    """One line whenever a child comes to another stage."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._stages: dict[str, str] = {}
+
+    def on_event(self, child: str, event: Event) -> None:
+        stage = _stage(event)
+        if stage and self._stages.get(child) != stage:
+            self._stages[child] = stage
+            self._console.print(f"{child}: {stage}", markup=False, highlight=False)
+
+
+@contextlib.contextmanager
+def start_view(console: Console) -> Iterator[StartView]:
+    """The view that fits where the console writes."""
+    if not console.is_terminal:
+        yield LineView(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TextColumn("{task.fields[stage]}"), console=console) as progress:
+        yield BarView(progress)
+
+
+class EventPrinter:
+    """Prints what the children log: warnings and worse, or everything."""
+
+    def __init__(self, console: Console, *, everything: bool) -> None:
+        self._console = console
+        self._everything = everything
+
+    def on_event(self, child: str, event: Event) -> None:
+        if not self._everything and event.get("level") not in _LOUD:
+            return
+        shown = {key: value for key, value in event.items() if key not in ("timestamp", "service")}
+        text = " ".join(f"{key}={value}" for key, value in shown.items() if key != "event")
+        line = f"{child}: {event.get('event')} {text}".rstrip()
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,120 @@
+"""The three services on this computer: what runs, in which order, and when they are ready."""
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import noria
+from noria.cli.model_source import ModelSource
+from noria.cli.supervisor import Child, ChildSpec, OnEvent, running_child, unless_died
+from noria.client.connection import channel_options
+
+HOST = "127.0.0.1"
+# Modules of the extras `tokenizer`, `worker` and `router`.
+NEEDED = (
+    "gguf", "grpc_health", "grpc_reflection", "jinja2", "numpy", "safetensors", "structlog",
+    "tokenizers", "torch",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StackPlan:
+    """What to run: `port` is the router's, 0 picks a free one; the others pick theirs."""
+
+    model: ModelSource
+    key_sha256: str
+    port: int
+    workers: int = 1
+    worker_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunningStack:
+    """A stack that is ready. `address` is the router's host:port."""
+
+    address: str
+    model_name: str
+    children: tuple[Child, ...]
+
+
+def missing_packages() -> list[str]:
+    """Which of the services' packages are not installed."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def _environment() -> Mapping[str, str]:
+    """What every child's environment has besides: no key, and this very copy of Noria."""
+    here = str(Path(noria.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "NORIA_API_KEY": ""}
+
+
+def _service(name: str, module: str, *flags: str, **environment: str) -> ChildSpec:
+    # -P: a folder named like a service, where the command was given, is not that service.
+    argv = (sys.executable, "-P", "-m", module, *flags)
+    return ChildSpec(name, argv, {**_environment(), **environment})
+
+
+def backend_specs(plan: StackPlan) -> list[ChildSpec]:
+    """The tokenizer service and the workers, each on a port of its own choice."""
+    model = ("--model", str(plan.model.path), "--served-model-name", plan.model.name)
+    common = (*model, "--listen", f"{HOST}:0")
+    names = ["worker"] if plan.workers == 1 else [f"worker {i + 1}" for i in range(plan.workers)]
+    tokenizer = _service("tokenizer", "tokenizer_svc", *common)
+    return [
+        tokenizer,
+        *(_service(name, "worker", *common, *plan.worker_flags) for name in names),
+    ]
+
+
+def router_spec(plan: StackPlan, tokenizer: str, workers: list[str]) -> ChildSpec:
+    """The router, told where the others listen."""
+    flags = ["--listen", f"{HOST}:{plan.port}", "--tokenizer", tokenizer]
+    for worker in workers:
+        flags += ["--worker", worker]
+    return _service("router", "router", *flags, NORIA_ROUTER_API_KEY_SHA256=plan.key_sha256)
+
+
+@contextlib.asynccontextmanager
+async def running_stack(plan: StackPlan, on_event: OnEvent) -> AsyncIterator[RunningStack]:
+    """Start everything and wait until the router serves; stop in order on exit, router first.
+
+    Raises ChildDiedError when a child ends before all is ready.
+    """
+    async with contextlib.AsyncExitStack() as held:
+        children = [
+            await held.enter_async_context(running_child(spec, on_event))
+            for spec in backend_specs(plan)
+        ]
+        tokenizer, *workers = await unless_died(children, _addresses(children))
+        router = await held.enter_async_context(
+            running_child(router_spec(plan, tokenizer, workers), on_event)
+        )
+        children.append(router)
+        address = await unless_died(children, _serving(router))
+        yield RunningStack(address, plan.model.name, tuple(children))
+
+
+async def _addresses(children: list[Child]) -> list[str]:
+    return [str((await child.event("listening"))["address"]) for child in children]
+
+
+async def _serving(router: Child) -> str:
+    """Wait until the router's health service says SERVING; its address."""
+    (address,) = await _addresses([router])
+    # gRPC starts threads of its own: it is loaded when all children run.
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    serving = health_pb2.HealthCheckResponse.SERVING
+    async with grpc.aio.insecure_channel(address, options=channel_options(address)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=""), wait_for_ready=True)
+        async for answer in watch:
+            if answer.status == serving:
+                break
+    return address

@@ -1,0 +1,155 @@
+"""`noria up`: the three services on this computer, until Ctrl-C.
+
+When one of them ends by itself, that is said and everything is stopped: what an
+operator's supervisor restarts is the whole, so nothing here hides a crash.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any
+
+import click
+from rich.console import Console
+
+from noria.cli.keys import ensure_key, key_sha256
+from noria.cli.model_source import ModelSource, ModelSourceError, resolve_model
+from noria.cli.options import stack_options, worker_flags
+from noria.cli.progress import EventPrinter, start_view
+from noria.cli.stack import HOST, RunningStack, StackPlan, missing_packages, running_stack
+from noria.cli.supervisor import ChildDiedError, Event, unless_died
+
+DEFAULT_PORT = 50051
+WhileReady = Callable[[RunningStack], Coroutine[Any, Any, None]]
+
+
+@click.command()
+@click.option(
+    "--port",
+    default=DEFAULT_PORT,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="The router's; 0 picks a free one.",
+)
+@stack_options
+def up(port: int, model: str, workers: int, verbose: bool, **flags: Any) -> None:
+    """Start router, tokenizer and workers on this computer; Ctrl-C stops them.
+
+    A second Ctrl-C does not wait for answers that are still running.
+    """
+    plan = prepare(port, model, workers, flags, ensured_key())
+    run_stack(plan, _announce_and_wait, verbose=verbose)
+
+
+async def _announce_and_wait(stack: RunningStack) -> None:
+    port = stack.address.rpartition(":")[2]
+    address = "" if port == str(DEFAULT_PORT) else f" --address {stack.address}"
+    click.echo(f"ready: {stack.model_name} on {stack.address}")
+    click.echo(f'ask:   noria chat{address} "Is a tomato a fruit?"')
+    click.echo("stop:  Ctrl-C")
+    await asyncio.Event().wait()
+
+
+def ensured_key() -> str:
+    """The key that this user's router takes."""
+    try:
+        return ensure_key()
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"API key: {error}") from error
+
+
+def prepare(port: int, model: str, workers: int, flags: Mapping[str, Any], key: str) -> StackPlan:
+    """What to run, with everything checked that can be checked before a process starts."""
+    missing = missing_packages()
+    if missing:
+        raise click.ClickException(
+            f'the services\' packages are missing: pip install "noria[all]"'
+            f" (not installed: {', '.join(missing)})"
+        )
+    _check_port(port)
+    threads = flags.get("cpu_threads")
+    if workers > 1 and threads is None:
+        # Workers that each take every core only wait for each other.
+        threads = max(1, (os.cpu_count() or 1) // workers)
+    given = {**flags, "cpu_threads": threads}
+    return StackPlan(_model(model), key_sha256(key), port, workers, worker_flags(given))
+
+
+def _model(model: str) -> ModelSource:
+    try:
+        with _terminated_like_interrupted():
+            return resolve_model(model, lambda line: click.echo(line, err=True))
+    except (ModelSourceError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that a download leaves nothing behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            why = "is taken" if error.errno == errno.EADDRINUSE else f"failed: {error.strerror}"
+            message = f"port {port} on {HOST} {why}; choose another with --port"
+            raise click.ClickException(message) from error
+
+
+def run_stack(plan: StackPlan, while_ready: WhileReady, *, verbose: bool) -> None:
+    """Run the services and `while_ready` beside them; stop all when it ends or on a signal.
+
+    Raises ClickException when a service ends by itself, after its last lines are shown.
+    """
+    console = Console(stderr=True)
+    try:
+        asyncio.run(_until_signalled(_run(plan, while_ready, console, verbose=verbose)))
+    except ChildDiedError as error:
+        for line in error.lines:
+            click.echo(f"  {line}", err=True)
+        raise click.ClickException(f"{error}; everything is stopped") from error
+
+
+async def _run(
+    plan: StackPlan, while_ready: WhileReady, console: Console, *, verbose: bool
+) -> None:
+    printer = EventPrinter(console, everything=verbose)
+    async with contextlib.AsyncExitStack() as held:
+        with start_view(console) as view:
+
+            def tell(child: str, event: Event) -> None:
+                printer.on_event(child, event)
+                view.on_event(child, event)
+
+            stack = await held.enter_async_context(running_stack(plan, tell))
+        await unless_died(stack.children, while_ready(stack))
+
+
+async def _until_signalled(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; SIGINT, SIGTERM or SIGHUP cancels it, and each further one again."""
+    task = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if not task.cancelling():
+            click.echo("stopping; a second Ctrl-C does not wait for running answers", err=True)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup has asked that a hangup be ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
