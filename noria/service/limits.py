@@ -15,6 +15,10 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_MODEL_NAME_BYTES = 256
 MAX_REQUEST_ID_BYTES = 128
+# Ids in one call of Decode.
+MAX_DECODE_IDS = 1_048_576
+# Outputs that one DecodeSession decodes at the same time.
+MAX_DECODE_SLOTS = 65_536
 # Absolute bounds of a priority; a key's ceiling may be lower.
 MAX_PRIORITY = 100
 MIN_PRIORITY = -100

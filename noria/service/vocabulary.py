@@ -1,0 +1,193 @@
+"""What each token id means in bytes, read alike from a GGUF file or a Hugging Face folder.
+
+Worker and tokenizer compare the fingerprints of what they loaded, so both read it here,
+with neither torch nor a tokenizer library.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from noria.service.gguf_file import read_gguf
+
+# GGUF token types (llama.cpp, `llama_token_type`).
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+# Beyond Latin-1, so that encoding a token that holds it fails.
+_NO_LETTER = "\u0100"
+
+
+class VocabularyError(ValueError):
+    """The model's vocabulary cannot be read; the message names the file and the reason."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A model's tokens by id. An id without a token is a hole: b"" and not special.
+
+    `is_special` marks control tokens: those flagged so, and added tokens that are written
+    like one (`<|...|>`), since GGUF files keep no other trace of the flag.
+    """
+
+    pieces: tuple[bytes, ...]
+    is_special: tuple[bool, ...]
+    eos_token_ids: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over `id TAB hex(bytes) TAB is_special LF` of every id in order, in hex."""
+        lines = (
+            f"{i}\t{piece.hex()}\t{special:d}\n"
+            for i, (piece, special) in enumerate(zip(self.pieces, self.is_special, strict=True))
+        )
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a `.gguf` file or of a folder with a `tokenizer.json`.
+
+    Raises VocabularyError for a kind that is not supported, by name, and OSError.
+    """
+    if path.is_dir():
+        return _from_folder(path)
+    return vocabulary_from_gguf(read_gguf(path).metadata, str(path))
+
+
+def looks_special(token: str) -> bool:
+    """Whether an added token is written like a control token (as llama.cpp's converter judges)."""
+    return (
+        token in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+        or (token.startswith(("<|", "<｜")) and token.endswith(("|>", "｜>")))
+        or (token.startswith("<unused") and token.endswith(">"))
+    )
+
+
+class _ByteLetters(dict[int, str]):
+    """GPT-2's letter of each byte -> the byte as a Latin-1 character; see `token_bytes`."""
+
+    def __init__(self) -> None:
+        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [b for b in range(256) if b not in plain]
+        letters = [(b, b) for b in plain] + [(256 + i, b) for i, b in enumerate(others)]
+        super().__init__((letter, chr(byte)) for letter, byte in letters)
+
+    def __missing__(self, letter: int) -> str:
+        return _NO_LETTER
+
+
+_BYTE_OF_LETTER = _ByteLetters()
+
+
+def token_bytes(token: str) -> bytes:
+    """The bytes of a byte-level BPE token (openai/gpt-2, `bytes_to_unicode`).
+
+    A token with a letter that stands for no byte means its own text, as in `tokenizers`.
+    """
+    try:
+        return token.translate(_BYTE_OF_LETTER).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
+
+
+def vocabulary_from_gguf(metadata: Mapping[str, Any], source: str) -> Vocabulary:
+    """The vocabulary in a GGUF file's metadata. Raises VocabularyError naming `source`."""
+    model = metadata.get("tokenizer.ggml.model")
+    if model != "gpt2":
+        raise VocabularyError(f"{source}: tokenizer.ggml.model {model!r}; 'gpt2' is supported")
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+    kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise VocabularyError(f"{source}: {len(tokens)} tokens but {len(kinds)} token types")
+    pieces = [
+        _gguf_piece(token, kind) if kind != 1 else token_bytes(token)
+        for token, kind in zip(tokens, kinds, strict=True)
+    ]
+    special = [
+        kind in (_UNKNOWN, _CONTROL) or (kind == _USER_DEFINED and looks_special(token))
+        for token, kind in zip(tokens, kinds, strict=True)
+    ]
+    names = ("eos", "eot", "eom")
+    eos = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names]
+    return _vocabulary(pieces, special, eos, source)
+
+
+def _gguf_piece(token: str, kind: int) -> bytes:
+    if kind == _UNUSED:
+        return b""
+    return token.encode() if kind in (_CONTROL, _USER_DEFINED) else token_bytes(token)
+
+
+def _vocabulary(
+    pieces: Iterable[bytes], special: Iterable[bool], eos: Iterable[int | None], source: str
+) -> Vocabulary:
+    ids = tuple(dict.fromkeys(i for i in eos if i is not None))
+    vocabulary = Vocabulary(tuple(pieces), tuple(special), ids)
+    for i in ids:
+        if not 0 <= i < len(vocabulary):
+            raise VocabularyError(f"{source}: EOS id {i} in a vocabulary of {len(vocabulary)} ids")
+    return vocabulary
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} if there is none. Raises VocabularyError, OSError."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise VocabularyError(f"{path}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise VocabularyError(f"{path}: not a JSON object")
+    return content
+
+
+def _from_folder(folder: Path) -> Vocabulary:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise VocabularyError(f"{folder}: no tokenizer.json")
+    tokenizer = read_json(path)
+    config = read_json(folder / "config.json")
+    check_byte_level(tokenizer, str(path))
+    added = {token["id"]: token for token in tokenizer.get("added_tokens", [])}
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    size = max([*vocab.values(), *added, int(config.get("vocab_size", 0)) - 1]) + 1
+    pieces, special = [b""] * size, [False] * size
+    for token, i in vocab.items():
+        pieces[i] = token_bytes(token)
+    for i, token in added.items():
+        pieces[i] = token["content"].encode()
+        special[i] = token["special"] or looks_special(token["content"])
+    return _vocabulary(pieces, special, _eos_ids(folder, config, vocab, added), str(path))
+
+
+def check_byte_level(tokenizer: Mapping[str, Any], source: str) -> None:
+    """Raises VocabularyError unless a `tokenizer.json` describes byte-level BPE."""
+    model = (tokenizer.get("model") or {}).get("type")
+    decoder = tokenizer.get("decoder") or {}
+    steps = [step["type"] for step in decoder.get("decoders", [decoder]) if step]
+    if model != "BPE" or steps != ["ByteLevel"]:
+        raise VocabularyError(
+            f"{source}: model {model!r} with decoder {steps}; byte-level BPE is supported"
+        )
+
+
+def _eos_ids(
+    folder: Path,
+    config: Mapping[str, Any],
+    vocab: Mapping[str, int],
+    added: Mapping[int, Mapping[str, Any]],
+) -> list[int]:
+    """EOS ids of generation_config.json, or else config.json; then the tokenizer's own."""
+    generation = read_json(folder / "generation_config.json")
+    configured = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = list(configured) if isinstance(configured, list) else [configured]
+    token = read_json(folder / "tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    by_text = dict(vocab) | {entry["content"]: i for i, entry in added.items()}
+    return [i for i in (*ids, by_text.get(text) if text else None) if i is not None]

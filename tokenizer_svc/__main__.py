@@ -1,0 +1,73 @@
+"""`python -m tokenizer_svc`: one tokenizer process."""
+
+import asyncio
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+
+from noria.service.log import configure_logging
+from noria.service.parent import die_with_parent
+from noria.service.server import stop_event
+from tokenizer_svc.app import running_tokenizer
+from tokenizer_svc.config import TokenizerConfig
+
+
+@click.command(context_settings={"auto_envvar_prefix": "NORIA_TOKENIZER", "show_default": True})
+@click.option("--model", type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--served-model-name", default="", help="Name that requests use.")
+@click.option("--listen", default="127.0.0.1:50052", help="host:port; port 0 picks one.")
+@click.option("--encode-threads", type=click.IntRange(1), default=2, help="For short texts.")
+@click.option("--drain-grace-s", type=click.FloatRange(0), default=60.0)
+@click.option("--parent-pid", type=int, help="End when this process ends.")
+def main(parent_pid: int | None, **settings: Any) -> None:
+    """Serve one model's text side to routers."""
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    log = configure_logging("tokenizer")
+    sys.exit(asyncio.run(serve(TokenizerConfig(**settings), log)))
+
+
+async def serve(config: TokenizerConfig, log: structlog.typing.FilteringBoundLogger) -> int:
+    """Run until told to stop; the exit status."""
+    started = time.monotonic()
+    stop = stop_event()
+
+    def on_progress(stage: str, done: int, total: int) -> None:
+        log.info("progress", stage=stage, done=done, total=total)
+
+    def on_failure(failure: Exception) -> None:
+        # The traceback's places alone: an exception's text could hold what a request sent.
+        frames = traceback.extract_tb(failure.__traceback__)
+        where = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
+        log.error("call failed", kind=type(failure).__name__, where=where)
+
+    try:
+        async with running_tokenizer(
+            config, on_progress=on_progress, on_failure=on_failure
+        ) as tokenizer:
+            log.info("listening", address=tokenizer.address)
+            text = await tokenizer.ready()
+            log.info(
+                "ready",
+                seconds=round(time.monotonic() - started, 2),
+                model=config.name,
+                vocab_fingerprint=text.vocabulary.fingerprint,
+                template_fingerprint=text.template_fingerprint,
+            )
+            await stop.wait()
+            log.info("draining")
+            left = await tokenizer.drain(config.drain_grace_s)
+    except (ValueError, OSError) as error:
+        log.error("cannot serve", reason=str(error))
+        return 1
+    log.info("stopped", cut_off=left)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

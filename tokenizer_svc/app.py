@@ -1,0 +1,76 @@
+"""One running tokenizer service: server, encode threads and the model put together."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from noria.service.server import RunningServer, running_server
+from noria.v1 import tokenizer_pb2_grpc
+from tokenizer_svc.config import TokenizerConfig
+from tokenizer_svc.encode_pool import EncodePool
+from tokenizer_svc.servicer import TokenizerServicer
+from tokenizer_svc.text_service import TextService, load_text_service
+
+SERVICE = "noria.v1.TokenizerService"
+_POLL_S = 0.05
+
+
+class RunningTokenizer:
+    """A tokenizer service whose address is known. It answers once `ready` returns."""
+
+    def __init__(
+        self, server: RunningServer, servicer: TokenizerServicer, loading: asyncio.Task[TextService]
+    ) -> None:
+        self.address = server.address
+        self._server = server
+        self._servicer = servicer
+        self._loading = loading
+
+    async def ready(self) -> TextService:
+        """Wait until the model is loaded, then serve. Raises what loading it raised."""
+        text = await asyncio.shield(self._loading)
+        self._servicer.start(text)
+        await self._server.set_ready(True)
+        return text
+
+    async def drain(self, grace_s: float) -> int:
+        """Ask for no new outputs, let open ones finish for `grace_s`; how many are left then."""
+        await self._server.set_ready(False)
+        self._servicer.announce_draining()
+        for _ in range(round(grace_s / _POLL_S)):
+            if self._servicer.num_slots == 0:
+                break
+            await asyncio.sleep(_POLL_S)
+        return self._servicer.num_slots
+
+
+@contextlib.asynccontextmanager
+async def running_tokenizer(
+    config: TokenizerConfig,
+    *,
+    on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_failure: Callable[[Exception], None] = lambda failure: None,
+) -> AsyncIterator[RunningTokenizer]:
+    """Listen at once, load on a thread. `on_progress(stage, done, total)` is called there."""
+
+    def load() -> TextService:
+        on_progress("tokenizer", 0, 1)
+        text = load_text_service(config.model, config.name)
+        on_progress("tokenizer", 1, 1)
+        return text
+
+    with EncodePool(config.encode_threads) as pool:
+        servicer = TokenizerServicer(pool, on_failure)
+
+        def add_services(server: grpc.aio.Server) -> None:
+            tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
+
+        async with running_server(add_services, (SERVICE,), config.listen) as server:
+            loading = asyncio.create_task(asyncio.to_thread(load))
+            try:
+                yield RunningTokenizer(server, servicer, loading)
+            finally:
+                loading.cancel()
+                await asyncio.wait({loading})

@@ -1,0 +1,50 @@
+"""Text into token ids. Only the control tokens of trusted text become control tokens."""
+
+from collections.abc import Callable, Sequence
+
+from tokenizers import Tokenizer
+
+from tokenizer_svc.control_tokens import ControlTokens
+
+
+class TextCodec:
+    """Encodes text. Safe to use from many threads: nothing is changed after construction.
+
+    `tokenizer` must leave control tokens alone (`encode_special_tokens`), so that none can
+    come out of ordinary text; `control_tokens` finds them in text that may hold them.
+    `prefix_ids` and `suffix_ids` are what the model's tokenizer puts around raw text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        control_tokens: ControlTokens,
+        prefix_ids: Sequence[int] = (),
+        suffix_ids: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.control_tokens = control_tokens
+        self._control_ids = control_tokens.token_ids
+        self._prefix_ids = list(prefix_ids)
+        self._suffix_ids = list(suffix_ids)
+
+    def encode(self, text: str, clean: Callable[[str], str] = str) -> list[int]:
+        """Ids of text whose control tokens count; `clean` is applied to each run between them."""
+        ids: list[int] = []
+        for part in self.control_tokens.split(text):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self._encode_ordinary(clean(part)))
+        return ids
+
+    def encode_raw(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a raw prompt, which may write control tokens itself."""
+        ids = self.encode(text)
+        return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not self._control_ids.isdisjoint(ids):
+            raise RuntimeError("the tokenizer made a control token out of ordinary text")
+        return ids

@@ -1,0 +1,29 @@
+"""How a tokenizer service runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """One tokenizer service.
+
+    model            a GGUF file or a Hugging Face folder
+    encode_threads   threads for short texts; long ones have one of their own
+    drain_grace_s    seconds for which outputs are still decoded after the order to stop
+    """
+
+    model: Path
+    served_model_name: str = ""
+    listen: str = "127.0.0.1:50052"
+    encode_threads: int = 2
+    drain_grace_s: float = 60.0
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is served."""
+        return self.served_model_name or self.model.name.removesuffix(".gguf").lower()
+
+    def __post_init__(self) -> None:
+        if self.encode_threads < 1:
+            raise ValueError(f"encode_threads is {self.encode_threads}, at least 1 is needed")

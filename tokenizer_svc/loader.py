@@ -1,0 +1,130 @@
+"""Loads a model's text side: its tokenizer, vocabulary and chat template."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from noria.service.gguf_file import read_gguf
+from noria.service.vocabulary import (
+    Vocabulary,
+    check_byte_level,
+    load_vocabulary,
+    read_json,
+    vocabulary_from_gguf,
+)
+from tokenizer_svc.codec import TextCodec
+from tokenizer_svc.control_tokens import ControlToken, ControlTokens
+from tokenizer_svc.gguf_tokenizer import pre_tokenizer_named, tokenizer_json_from_gguf
+
+# Names that templates know the control tokens by -> GGUF's names.
+_NAMED_TOKENS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+    "sep_token": "seperator",  # spelled so in GGUF
+    "cls_token": "cls",
+    "mask_token": "mask",
+}
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """What the service knows of a model. `template` is None if the model has none.
+
+    `named_tokens` are the texts that a template sees as `bos_token`, `eos_token`, ...
+    """
+
+    codec: TextCodec
+    vocabulary: Vocabulary
+    template: str | None
+    named_tokens: Mapping[str, str]
+
+
+def load_text_model(path: Path) -> TextModel:
+    """Load from a `.gguf` file or a Hugging Face folder.
+
+    Raises VocabularyError or GGUFError for what is not supported, by name, and OSError.
+    """
+    return _from_folder(path) if path.is_dir() else _from_gguf(path)
+
+
+def _from_gguf(path: Path) -> TextModel:
+    metadata = read_gguf(path).metadata
+    vocabulary = vocabulary_from_gguf(metadata, str(path))
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    ids = {n: metadata.get(f"tokenizer.ggml.{g}_token_id") for n, g in _NAMED_TOKENS.items()}
+    named = {name: tokens[i] for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
+    pre = pre_tokenizer_named(metadata.get("tokenizer.ggml.pre"), str(path))
+    bos, eos = ids["bos_token"], ids["eos_token"]
+    codec = _codec(
+        tokenizer_json_from_gguf(metadata, str(path)),
+        vocabulary,
+        [bos] if bos is not None and _says(metadata, "add_bos_token", pre.add_bos) else [],
+        [eos] if eos is not None and _says(metadata, "add_eos_token", False) else [],
+    )
+    return TextModel(codec, vocabulary, metadata.get("tokenizer.chat_template"), named)
+
+
+def _says(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    return bool(metadata.get(f"tokenizer.ggml.{key}", default))
+
+
+def _from_folder(folder: Path) -> TextModel:
+    vocabulary = load_vocabulary(folder)
+    path = folder / "tokenizer.json"
+    definition = read_json(path)
+    check_byte_level(definition, str(path))
+    config = read_json(folder / "tokenizer_config.json")
+    named = {name: _token_text(config[name]) for name in _NAMED_TOKENS if config.get(name)}
+    prefix, suffix = _wrapping_ids(Tokenizer.from_str(json.dumps(definition)))
+    codec = _codec(definition, vocabulary, prefix, suffix)
+    return TextModel(codec, vocabulary, _folder_template(folder, config), named)
+
+
+def _token_text(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """`chat_template.jinja`, or else the (default) template of tokenizer_config.json."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _wrapping_ids(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What the tokenizer's post-processor puts before and after a text."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    num_before = next(
+        (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), len(whole)
+    )
+    return whole[:num_before], whole[num_before + len(plain) :]
+
+
+def _codec(
+    definition: dict[str, Any], vocabulary: Vocabulary, prefix: list[int], suffix: list[int]
+) -> TextCodec:
+    added = [
+        token | {"special": vocabulary.is_special[token["id"]]}
+        for token in definition.get("added_tokens", [])
+    ]
+    control = [
+        ControlToken(t["content"], t["id"], t["lstrip"], t["rstrip"], t["single_word"])
+        for t in added
+        if t["special"]
+    ]
+    whole = definition | {"added_tokens": added, "truncation": None, "padding": None}
+    tokenizer = Tokenizer.from_str(json.dumps(whole))
+    tokenizer.encode_special_tokens = True
+    return TextCodec(tokenizer, ControlTokens(control), prefix, suffix)
