@@ -5,6 +5,19 @@ from pathlib import Path
 
 MAX_NUM_SEQS = 32
 MAX_NUM_BATCHED_TOKENS = 512
+KV_CACHE_MEMORY_BYTES = 2 * 1024**3
+
+
+_COUNTS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "num_blocks",
+    "kv_cache_memory_bytes",
+    "cpu_threads",
+)
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -14,7 +27,8 @@ class WorkerConfig:
     model                   a GGUF file or a Hugging Face folder
     script                  replay this file instead of running the network
     max_model_len           tokens of prompt and output together; None: what the model allows
-    num_blocks              KV blocks; None: enough for max_num_seqs sequences of 2,048 tokens
+    num_blocks              KV blocks; None: what fits kv_cache_memory_bytes
+    kv_cache_memory_bytes   memory for keys and values; touched only as blocks are used
     default_max_tokens      max_tokens of a request that names none; 0: the room left
     """
 
@@ -24,6 +38,7 @@ class WorkerConfig:
     dtype: str = "float32"
     block_size: int | None = None
     num_blocks: int | None = None
+    kv_cache_memory_bytes: int = KV_CACHE_MEMORY_BYTES
     max_num_seqs: int = MAX_NUM_SEQS
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
     max_model_len: int | None = None
@@ -43,10 +58,12 @@ class WorkerConfig:
         return max(1, self.max_num_seqs // 16)
 
     def __post_init__(self) -> None:
-        for field in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "max_model_len"):
+        for field in _COUNTS:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ValueError(f"{field} is {value}, at least 1 is needed")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}, one of {', '.join(DTYPES)} is needed")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below "

@@ -9,26 +9,27 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from worker.engine import Engine, EngineLoad, EngineOutput
 from worker.sequence import Sequence
 
 _JOIN_S = 5.0
+Facts = TypeVar("Facts")
 
 
-class EngineThread:
+class EngineThread(Generic[Facts]):
     """A context manager: inside it the thread runs; leaving it stops the thread.
 
-    `build` makes the engine, on the thread. `on_output` is called on the thread with every
-    output that holds something. `ready` resolves once the engine stands, or raises what
-    `build` raised; `crashed` resolves with an error that ended the loop: the worker is
-    then of no more use.
+    `build` makes the engine, on the thread, and tells what others must know of it.
+    `on_output` is called on the thread with every output that holds something. `ready`
+    resolves to those facts once the engine stands, or raises what `build` raised;
+    `crashed` resolves with an error that ended the loop: the worker is then of no more use.
     """
 
     def __init__(
         self,
-        build: Callable[[], Engine],
+        build: Callable[[], tuple[Engine, Facts]],
         on_output: Callable[[EngineOutput], None],
         *,
         clock: Callable[[], float] = monotonic,
@@ -43,7 +44,7 @@ class EngineThread:
         self._step_started: float | None = None
         self._load = EngineLoad()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.ready: Future[None] = Future()
+        self.ready: Future[Facts] = Future()
         self.crashed: Future[BaseException] = Future()
 
     def __enter__(self) -> Self:
@@ -86,12 +87,12 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            engine = self._build()
+            engine, facts = self._build()
         except BaseException as error:
             self.ready.set_exception(error)
             return
         self._load = engine.load()
-        self.ready.set_result(None)
+        self.ready.set_result(facts)
         try:
             self._loop(engine)
         except BaseException as error:

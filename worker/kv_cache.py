@@ -43,8 +43,6 @@ def blocks_that_fit(spec: KVCacheSpec, block_size: int, num_bytes: int) -> int:
 def allocate_kv_cache(
     backend: AttentionBackend, spec: KVCacheSpec, num_blocks: int, block_size: int
 ) -> KVCache:
-    """Room for `num_blocks` and the null block 0. Raises ValueError naming the limit not met."""
-    if num_blocks < 1:
-        raise ValueError(f"num_blocks is {num_blocks}; at least 1 is needed")
-    backend.allocate(spec, num_blocks + 1, block_size)
+    """`num_blocks` counts the null block too. Raises ValueError naming the limit not met."""
+    backend.allocate(spec, num_blocks, block_size)
     return KVCache(spec, num_blocks, block_size)

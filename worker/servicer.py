@@ -9,10 +9,10 @@ import grpc
 
 from noria.service.limits import LOAD_INTERVAL_SECONDS, SESSION_STALL_SECONDS
 from noria.service.outbox import OutboxClosedError
+from noria.service.protocol import PROTOCOL_VERSION
 from noria.v1 import worker_pb2, worker_pb2_grpc
 from worker.session import Session, SessionHub
 
-PROTOCOL_VERSION = 1
 _HELLO_TIMEOUT_S = 10.0
 
 SessionContext = grpc.aio.ServicerContext[worker_pb2.SessionRequest, worker_pb2.SessionResponse]

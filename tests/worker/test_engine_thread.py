@@ -33,7 +33,7 @@ class Harness:
 
     def build(self):
         self.thread_name = threading.current_thread().name
-        return Engine(self.scheduler, self.runner, look_ahead=4)
+        return Engine(self.scheduler, self.runner, look_ahead=4), "facts"
 
     def on_output(self, output):
         self.outputs.append(output)
@@ -51,7 +51,7 @@ def harness():
 
 def test_the_engine_is_built_and_run_on_its_own_thread(harness):
     with EngineThread(harness.build, harness.on_output) as thread:
-        thread.ready.result(timeout=10)
+        assert thread.ready.result(timeout=10) == "facts"
         assert harness.thread_name == "engine"
         sequence = make_sequence(1, max_tokens=2)
         thread.submit(sequence)
@@ -102,9 +102,9 @@ def test_submit_and_abort_in_one_breath_during_a_step_leave_nothing(harness):
 
 def test_an_engine_that_breaks_is_reported(harness):
     def broken():
-        engine = harness.build()
+        engine, facts = harness.build()
         engine.scheduler.schedule = lambda: 1 / 0
-        return engine
+        return engine, facts
 
     with EngineThread(broken, harness.on_output) as thread:
         thread.ready.result(timeout=10)

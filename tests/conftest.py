@@ -1,0 +1,38 @@
+"""What all tests share: the demo model's place, the fixture tokenizer's, scripted workers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from noria.service.gguf_file import read_gguf
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def demo_model_path() -> Path:
+    """SmolLM2-135M-Instruct as `make model` fetches it."""
+    if not DEMO_MODEL.exists():
+        pytest.fail(f"{DEMO_MODEL.relative_to(ROOT)} is missing; run `make model`")
+    read_gguf(DEMO_MODEL)
+    return DEMO_MODEL
+
+
+@pytest.fixture(scope="session")
+def golden_model() -> Path:
+    """The fixture tokenizer with its config: a scripted worker loads it as its model."""
+    return Path(__file__).parent / "fixtures" / "golden"
+
+
+@pytest.fixture
+def script_file(tmp_path):
+    """Writes a script for a scripted worker and gives its path."""
+
+    def write(scripts=(), **settings) -> Path:
+        path = tmp_path / "script.json"
+        path.write_text(json.dumps({"scripts": list(scripts), **settings}))
+        return path
+
+    return write

@@ -1,0 +1,135 @@
+"""`python -m worker`: one worker process."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import structlog
+
+from noria.service.log import configure_logging
+from noria.service.parent import die_with_parent
+from noria.service.server import stop_event
+from worker.app import RunningWorker, running_worker
+from worker.config import (
+    DTYPES,
+    KV_CACHE_MEMORY_BYTES,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    WorkerConfig,
+)
+
+# The interpreter lock comes back after a fraction of a millisecond instead of several
+# beside a busy thread: network and engine threads hand it to each other at every step.
+_SWITCH_INTERVAL_S = 2e-4
+T = TypeVar("T")
+
+
+@click.command(context_settings={"auto_envvar_prefix": "NORIA_WORKER", "show_default": True})
+@click.option("--model", type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--served-model-name", default="", help="Name that requests use.")
+@click.option("--listen", default="127.0.0.1:50053", help="host:port; port 0 picks one.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32")
+@click.option("--max-num-seqs", type=click.IntRange(1), default=MAX_NUM_SEQS)
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), default=MAX_NUM_BATCHED_TOKENS)
+@click.option("--max-model-len", type=click.IntRange(1), help="Default: what the model allows.")
+@click.option("--default-max-tokens", type=click.IntRange(0), default=0, help="0: the room left.")
+@click.option("--block-size", type=click.IntRange(1), help="Default: the backend's.")
+@click.option("--num-blocks", type=click.IntRange(1), help="Default: what the memory holds.")
+@click.option("--kv-cache-memory-bytes", type=click.IntRange(1), default=KV_CACHE_MEMORY_BYTES)
+@click.option("--cpu-threads", type=click.IntRange(1), help="Default: all cores.")
+@click.option("--script", type=click.Path(exists=True, path_type=Path), help="Replay a script.")
+@click.option("--drain-grace-s", type=click.FloatRange(0), default=60.0)
+@click.option("--parent-pid", type=int, help="End when this process ends.")
+def main(parent_pid: int | None, **settings: Any) -> None:
+    """Serve one model to routers."""
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    try:
+        config = WorkerConfig(**settings)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    log = configure_logging("worker")
+    sys.exit(asyncio.run(serve(config, log)))
+
+
+async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger) -> int:
+    """Run until told to stop; the exit status."""
+    started = time.monotonic()
+    stop = stop_event()
+
+    def on_progress(stage: str, done: int, total: int) -> None:
+        if done * 20 // total != (done - 1) * 20 // total:
+            log.info("progress", stage=stage, done=done, total=total)
+
+    def on_failure(failure: Exception) -> None:
+        # The traceback alone: an exception's text could hold what a request sent.
+        log.error("batch failed", kind=type(failure).__name__, where=_where(failure))
+
+    try:
+        async with running_worker(config, on_progress=on_progress, on_failure=on_failure) as worker:
+            log.info("listening", address=worker.address)
+            facts = await _unless_stopped(worker.ready(), stop)
+            if facts is None:
+                return 0
+            log.info(
+                "ready",
+                seconds=round(time.monotonic() - started, 2),
+                model=config.name,
+                max_model_len=facts.limits.max_model_len,
+                kv_cache=facts.kv_cache.describe(),
+            )
+            return await _until_stopped(worker, stop, config.drain_grace_s, log)
+    except (ValueError, OSError) as error:
+        log.error("cannot serve", reason=str(error))
+        return 1
+
+
+async def _unless_stopped(loading: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """What `loading` gives, or None if the order to stop comes first."""
+    task, stopping = asyncio.create_task(loading), asyncio.create_task(stop.wait())
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    return None
+
+
+async def _until_stopped(
+    worker: RunningWorker,
+    stop: asyncio.Event,
+    grace_s: float,
+    log: structlog.typing.FilteringBoundLogger,
+) -> int:
+    stopping = asyncio.create_task(stop.wait())
+    crashed = asyncio.create_task(worker.crashed())
+    await asyncio.wait({stopping, crashed}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        failure = crashed.result()
+        log.error("engine crashed", kind=type(failure).__name__, where=_where(failure))
+        return 1
+    crashed.cancel()
+    log.info("draining")
+    left = await worker.drain(grace_s)
+    log.info("stopped", aborted=left)
+    return 0
+
+
+def _where(failure: BaseException) -> list[str]:
+    """The traceback's places, without the exception's text."""
+    places = []
+    at = failure.__traceback__
+    while at is not None:
+        code = at.tb_frame.f_code
+        places.append(f"{Path(code.co_filename).name}:{at.tb_lineno} {code.co_name}")
+        at = at.tb_next
+    return places
+
+
+if __name__ == "__main__":
+    main()

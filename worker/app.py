@@ -1,0 +1,113 @@
+"""One running worker: server, engine thread and sessions put together."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from noria.service.server import RunningServer, running_server
+from noria.v1 import worker_pb2_grpc
+from worker.build import WorkerFacts, build_engine
+from worker.config import WorkerConfig
+from worker.engine import EngineOutput
+from worker.engine_thread import EngineThread
+from worker.servicer import WorkerServicer
+from worker.session import SessionHub
+
+SERVICE = "noria.v1.WorkerService"
+# A step that takes longer than this has hung: restarting the process would help.
+STEP_LIMIT_S = 120.0
+_POLL_S = 0.05
+
+
+class RunningWorker:
+    """A worker whose address is known. It answers sessions once `ready` returns."""
+
+    def __init__(
+        self,
+        server: RunningServer,
+        servicer: WorkerServicer,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self.address = server.address
+        self._server = server
+        self._servicer = servicer
+        self._on_failure = on_failure
+        self._thread: EngineThread[WorkerFacts] | None = None
+        self._hub: SessionHub | None = None
+
+    def attach(self, thread: EngineThread[WorkerFacts]) -> None:
+        """Name the thread whose outputs this worker delivers."""
+        self._thread = thread
+
+    async def ready(self) -> WorkerFacts:
+        """Wait until the engine stands, then serve. Raises what building it raised."""
+        if self._thread is None:
+            raise RuntimeError("ready before attach")
+        facts = await asyncio.wrap_future(self._thread.ready)
+        self._hub = SessionHub(self._thread, facts.limits, facts.info.hidden_size)
+        self._servicer.start(self._hub, facts.info)
+        await self._server.set_ready(True)
+        return facts
+
+    async def crashed(self) -> BaseException:
+        """Wait for the engine's end by a defect; it never comes otherwise."""
+        if self._thread is None:
+            raise RuntimeError("crashed before attach")
+        return await asyncio.wrap_future(self._thread.crashed)
+
+    async def drain(self, grace_s: float) -> int:
+        """Take nothing new, let submits finish for `grace_s`; how many are left then."""
+        await self._server.set_ready(False)
+        if self._hub is None:
+            return 0
+        self._hub.draining = True
+        for _ in range(round(grace_s / _POLL_S)):
+            if self._hub.num_live == 0:
+                break
+            await asyncio.sleep(_POLL_S)
+        return self._hub.num_live
+
+    def deliver(self, output: EngineOutput) -> None:
+        """Pass an engine output on to its sessions; on the event loop."""
+        if output.failure is not None:
+            self._on_failure(output.failure)
+        if self._hub is not None:
+            self._hub.deliver(output)
+
+    async def watch_steps(self) -> None:
+        """Keep the health name `live` true to the engine's heartbeat."""
+        while True:
+            if self._thread is not None:
+                await self._server.set_live(self._thread.step_age_s() < STEP_LIMIT_S)
+            await asyncio.sleep(1.0)
+
+
+@contextlib.asynccontextmanager
+async def running_worker(
+    config: WorkerConfig,
+    *,
+    on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_failure: Callable[[Exception], None] = lambda failure: None,
+) -> AsyncIterator[RunningWorker]:
+    """Listen at once, load on the engine's thread. `on_progress` is called on that thread."""
+    servicer = WorkerServicer()
+
+    def add_services(server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+
+    loop = asyncio.get_running_loop()
+    async with running_server(add_services, (SERVICE,), config.listen) as server:
+        worker = RunningWorker(server, servicer, on_failure)
+
+        def on_output(output: EngineOutput) -> None:
+            loop.call_soon_threadsafe(worker.deliver, output)
+
+        with EngineThread(lambda: build_engine(config, on_progress), on_output) as thread:
+            worker.attach(thread)
+            watch = asyncio.create_task(worker.watch_steps())
+            try:
+                yield worker
+            finally:
+                watch.cancel()
