@@ -1,0 +1,80 @@
+"""What `noria up` runs, and what it checks before."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from noria.cli import stack, up
+from noria.cli.keys import key_sha256
+from noria.cli.model_source import ModelSource
+from noria.cli.options import worker_flags
+from noria.cli.stack import StackPlan, backend_specs, router_spec
+
+PLAN = StackPlan(ModelSource(Path("/m/x.gguf"), "x"), key_sha256("secret"), 50051)
+
+
+def flag(spec, name):
+    return [spec.argv[i + 1] for i, part in enumerate(spec.argv) if part == name]
+
+
+def test_tokenizer_and_workers_serve_the_same_model_on_free_loopback_ports():
+    plan = StackPlan(PLAN.model, PLAN.key_sha256, 50051, 3, ("--max-num-seqs", "4"))
+    specs = backend_specs(plan)
+    assert [spec.name for spec in specs] == ["tokenizer", "worker 1", "worker 2", "worker 3"]
+    for spec in specs:
+        assert flag(spec, "--model") == ["/m/x.gguf"]
+        assert flag(spec, "--served-model-name") == ["x"]
+        assert flag(spec, "--listen") == ["127.0.0.1:0"]
+    assert [flag(spec, "--max-num-seqs") for spec in specs] == [[], ["4"], ["4"], ["4"]]
+
+
+def test_the_router_is_told_the_addresses_and_the_hash_but_no_service_the_key(monkeypatch):
+    monkeypatch.setenv("NORIA_API_KEY", "secret")
+    router = router_spec(PLAN, "127.0.0.1:7", ["127.0.0.1:8", "127.0.0.1:9"])
+    assert flag(router, "--listen") == ["127.0.0.1:50051"]
+    assert flag(router, "--tokenizer") == ["127.0.0.1:7"]
+    assert flag(router, "--worker") == ["127.0.0.1:8", "127.0.0.1:9"]
+    assert router.environment["NORIA_ROUTER_API_KEY_SHA256"] == key_sha256("secret")
+    for spec in (router, *backend_specs(PLAN)):
+        inherited = {**os.environ, **spec.environment}
+        assert "secret" not in inherited.values()
+        assert "secret" not in spec.argv
+
+
+def test_a_folder_named_like_a_service_is_not_run(tmp_path):
+    spec = stack._service("x", "worker")
+    assert spec.argv[:3] == (sys.executable, "-P", "-m")
+    assert Path(spec.environment["PYTHONPATH"].split(os.pathsep)[0], "noria").is_dir()
+
+
+def test_missing_packages_are_one_plain_line(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else real(name)
+    )
+    with pytest.raises(click.ClickException) as caught:
+        up.prepare(0, "x", 1, {}, "key")
+    assert caught.value.message.count("\n") == 0
+    assert 'pip install "noria[all]"' in caught.value.message
+    assert "torch" in caught.value.message
+
+
+def test_flags_are_passed_on_as_they_were_given():
+    given = {"max_num_seqs": 4, "dtype": None, "script": "/s.json"}
+    assert worker_flags(given) == ("--max-num-seqs", "4", "--script", "/s.json")
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "expected"),
+    [(1, None, []), (2, None, ["4"]), (2, 3, ["3"]), (64, None, ["1"])],
+)
+def test_several_workers_share_the_cores(monkeypatch, tmp_path, workers, given, expected):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    model = tmp_path / "m.gguf"
+    model.touch()
+    plan = up.prepare(0, str(model), workers, {"cpu_threads": given}, "key")
+    assert flag(backend_specs(plan)[1], "--cpu-threads") == expected
