@@ -91,3 +91,29 @@ async def abort(context: AbortableContext, error: RequestError, request_id: str 
     if request_id:
         trailing.append(("noria-request-id", request_id.encode()))
     await context.abort(STATUS_OF[error.reason], error.message, tuple(trailing))
+
+
+def parse_status_details(serialized: bytes) -> RequestError | None:
+    """The inverse of `status_details`, for a service that passes on what another refused.
+
+    None if no service of Noria's made it. Raises DecodeError for bytes that are no status.
+    """
+    status = status_pb2.Status.FromString(serialized)
+    info, bad, retry = (
+        error_details_pb2.ErrorInfo(),
+        error_details_pb2.BadRequest(),
+        error_details_pb2.RetryInfo(),
+    )
+    fields: tuple[tuple[str, str], ...] = ()
+    retry_after_s = None
+    for detail in status.details:
+        if detail.Unpack(bad):
+            fields = tuple((v.field, v.description) for v in bad.field_violations)
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+        else:
+            detail.Unpack(info)
+    if info.domain != ERROR_DOMAIN or info.reason not in Reason.__members__:
+        return None
+    reason = Reason(info.reason)
+    return RequestError(reason, status.message, fields=fields, retry_after_s=retry_after_s)

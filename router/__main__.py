@@ -1,0 +1,59 @@
+"""`python -m router`: flags and environment (NORIA_ROUTER_...) into a running router."""
+
+import asyncio
+
+import click
+import structlog
+
+from noria.service.limits import DEFAULT_DEADLINE_S
+from noria.service.log import configure_logging
+from noria.service.parent import die_with_parent
+from noria.service.server import stop_event
+from router.app import Router, running_router
+from router.config import RouterConfig
+
+
+@click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER"})
+@click.option("--listen", default="127.0.0.1:50051", show_default=True, help="host:port")
+@click.option("--tokenizer", required=True, help="host:port of the tokenizer service")
+@click.option("--worker", "workers", multiple=True, help="host:port of a worker; repeatable")
+@click.option("--api-key-sha256", required=True, help="SHA-256 of the API key, in hex")
+@click.option("--max-queued-requests", default=1024, show_default=True)
+@click.option("--max-queued-tokens", default=4_000_000, show_default=True)
+@click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, show_default=True)
+@click.option("--drain-grace-s", default=60.0, show_default=True)
+@click.option("--parent-pid", type=int, help="stop when this process ends")
+def main(parent_pid: int | None, **options: object) -> None:
+    """Serve the chat API to clients."""
+    log = configure_logging("router")
+    try:
+        config = RouterConfig(**options)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    try:
+        asyncio.run(_serve(config, log))
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(config: RouterConfig, log: structlog.typing.FilteringBoundLogger) -> None:
+    stop = stop_event()
+    async with running_router(config, log=log) as router:
+        log.info("listening", address=router.address)
+        ready = asyncio.create_task(_tell_ready(router, log))
+        await stop.wait()
+        ready.cancel()
+        log.info("draining")
+        await router.drain(config.drain_grace_s)
+    log.info("stopped")
+
+
+async def _tell_ready(router: Router, log: structlog.typing.FilteringBoundLogger) -> None:
+    await router.wait_ready()
+    log.info("ready")
+
+
+if __name__ == "__main__":
+    main()

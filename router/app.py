@@ -1,0 +1,187 @@
+"""The router, assembled: what runs, in which order it starts, and how it stops."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import grpc
+import structlog
+
+from noria.reasons import Reason, RequestError
+from noria.service.server import RunningServer, running_server
+from noria.v1 import chat_pb2_grpc
+from router.auth import KeyRing, Tenant
+from router.chat import Chats
+from router.config import RouterConfig
+from router.connection import background
+from router.dispatch import Dispatcher
+from router.live import LiveRequests
+from router.queue import RequestQueue
+from router.registry import Registry
+from router.servicer import Admission, ChatServicer
+from router.token_stream import TokenStream
+from router.tokenizer import Tokenizer
+from router.worker_session import WorkerSession
+
+SERVICE_NAME = "noria.v1.ChatService"
+
+
+def random_seed() -> int:
+    """A seed for a request that names none: 63 random bits."""
+    return secrets.randbits(63)
+
+
+class Router:
+    """All parts of one router and how they hang together; `running_router` makes one.
+
+    `address` is host:port with the port really taken.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        clock: Callable[[], float],
+        seed_source: Callable[[], int],
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self.address = ""
+        self.registry = Registry()
+        self._config = config
+        self._clock = clock
+        self._log = log
+        self._instance_id = secrets.token_hex(4)
+        self._live = LiveRequests()
+        self._admission = Admission()
+        self._queue = RequestQueue[TokenStream](
+            config.max_queued_requests, config.max_queued_tokens, clock
+        )
+        self._dispatcher = Dispatcher(self._queue, self.registry, clock)
+        self._ready = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._tokenizer = self._new_tokenizer()
+        self._servicer = self._new_servicer(seed_source)
+
+    def held(self) -> dict[str, int]:
+        """Everything held for requests right now, by kind; all zero at rest."""
+        return {
+            "requests": len(self._live),
+            "permits": self._queue.num_requests,
+            "queued_tokens": self._queue.num_tokens,
+            "decode_slots": self._tokenizer.slots.num_slots,
+            "attempts": sum(len(worker.attempts) for worker in self.registry),
+            "tokens_in_flight": sum(worker.tokens_in_flight for worker in self.registry),
+        }
+
+    async def wait_ready(self) -> None:
+        """Return once the tokenizer and at least one usable worker are connected."""
+        await self._ready.wait()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new, report not ready, and let what runs finish within `grace_s`.
+
+        What still runs then ends with DRAINING.
+        """
+        self._admission.is_open = False
+        self._on_change()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._live.wait_idle()
+        self._live.interrupt_all(RequestError(Reason.DRAINING, "the router stopped"))
+        await self._live.wait_idle()
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        """Register what clients call."""
+        chat_pb2_grpc.add_ChatServiceServicer_to_server(self._servicer, server)
+
+    def tasks(self, server: RunningServer) -> list[Coroutine[Any, Any, None]]:
+        """What runs beside the server for as long as it serves."""
+        sessions = [self._new_session(address).run() for address in self._config.workers]
+        return [self._tokenizer.run(), *sessions, self._report_health(server), self._tick()]
+
+    def _new_tokenizer(self) -> Tokenizer:
+        return Tokenizer(
+            self._config.tokenizer,
+            self.registry,
+            patience_s=self._config.tokenizer_patience_s,
+            on_change=self._on_change,
+            clock=self._clock,
+            log=self._log,
+        )
+
+    def _new_session(self, address: str) -> WorkerSession:
+        return WorkerSession(
+            address,
+            self._instance_id,
+            self.registry,
+            dispatch=self._dispatcher.dispatch,
+            on_change=self._on_change,
+            clock=self._clock,
+            log=self._log,
+        )
+
+    def _new_servicer(self, seed_source: Callable[[], int]) -> ChatServicer:
+        chats = Chats(
+            encoder=self._tokenizer,
+            slots=self._tokenizer.slots,
+            registry=self.registry,
+            queue=self._queue,
+            dispatcher=self._dispatcher,
+            live=self._live,
+            seed_source=seed_source,
+            clock=self._clock,
+        )
+        # Abstract to the type checker only: methods left out answer UNIMPLEMENTED.
+        return ChatServicer(  # type: ignore[abstract]
+            chats,
+            KeyRing({self._config.api_key_sha256.lower(): Tenant("default")}),
+            self._admission,
+            new_request_id=lambda: f"req-{self._instance_id}-{secrets.token_hex(16)}",
+            default_deadline_s=self._config.default_deadline_s,
+            log=self._log,
+        )
+
+    def _on_change(self) -> None:
+        """A worker or the tokenizer came or went, or the drain began."""
+        usable = any(self.registry.understands(worker) for worker in self.registry)
+        if usable and self._tokenizer.is_up and self._admission.is_open:
+            self._ready.set()
+        else:
+            self._ready.clear()
+        self._changed.set()
+        self._dispatcher.dispatch()
+
+    async def _report_health(self, server: RunningServer) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await server.set_ready(self._ready.is_set())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.tick_s)
+            self._live.end_slow_readers()
+            self._dispatcher.give_up_unserved(self._config.worker_patience_s)
+
+
+@contextlib.asynccontextmanager
+async def running_router(
+    config: RouterConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    seed_source: Callable[[], int] = random_seed,
+    log: structlog.typing.FilteringBoundLogger | None = None,
+) -> AsyncIterator[Router]:
+    """Serve until the block ends; calls still open then are cut off.
+
+    Raises OSError if the address cannot be bound.
+    """
+    log = log or structlog.get_logger(service="router")
+    router = Router(config, clock=clock, seed_source=seed_source, log=log)
+    async with running_server(router.add_services, [SERVICE_NAME], config.listen) as server:
+        router.address = server.address
+        async with background(router.tasks(server)):
+            yield router

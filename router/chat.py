@@ -1,0 +1,127 @@
+"""The life of one request between its checks and its end.
+
+A place in the queue, the conversation's ids, a decode slot, a worker: each is held by a
+context manager, so that there is one way out, whoever leaves by it.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from noria.reasons import Reason, RequestError
+from router.answer import Answer, AnswerHead
+from router.auth import Tenant
+from router.decode_slot import DecodeSlot, SlotOptions, SlotPort
+from router.delivery import Delivery
+from router.dispatch import Dispatcher
+from router.interrupt import Interrupt
+from router.live import LiveRequest, LiveRequests
+from router.queue import RequestQueue
+from router.record import RequestRecord
+from router.registry import ModelLimits, Registry
+from router.requests import ChatInput, EncodedPrompt, Generation
+from router.token_stream import TokenStream
+from router.validation import check_min_tokens
+
+
+class Encoder(Protocol):
+    """Turns conversations into ids; `deadline` is on the router's clock."""
+
+    async def encode(self, chat: ChatInput, deadline: float) -> EncodedPrompt: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One client's call: who, until when, and how it is told about and ended."""
+
+    tenant: Tenant
+    deadline: float
+    record: RequestRecord
+    interrupt: Interrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """Answers conversations. `seed_source` gives a seed to a request that names none."""
+
+    encoder: Encoder
+    slots: SlotPort
+    registry: Registry
+    queue: RequestQueue[TokenStream]
+    dispatcher: Dispatcher
+    live: LiveRequests
+    seed_source: Callable[[], int]
+    clock: Callable[[], float]
+
+    @contextlib.asynccontextmanager
+    async def answering(self, call: Call, chat: ChatInput) -> AsyncIterator[Delivery]:
+        """The answer's events, from the first to the last, for as long as the block lasts.
+
+        Raises every refusal before that as RequestError.
+        """
+        delivery, record = Delivery(self.clock), call.record
+        with contextlib.ExitStack() as held:
+            request = LiveRequest(call.tenant, call.interrupt, delivery)
+            held.enter_context(self.live.hold(record.request_id, request))
+            limits = self.registry.limits(chat.model)
+            permit = held.enter_context(self.queue.permit())
+            prompt = await self.encoder.encode(chat, call.deadline)
+            record.encoded(limits.model, len(prompt.token_ids))
+            generation = self._generation(call, chat, limits, prompt)
+            head = AnswerHead(
+                record.request_id, limits.model, len(prompt.token_ids), chat.stop_sequences
+            )
+            answer = Answer(head, record, delivery, call.interrupt.set)
+            slot = held.enter_context(DecodeSlot(_slot_options(chat, prompt), answer, self.slots))
+            stream = TokenStream(generation, permit, answer, self.dispatcher)
+            answer.bind(slot, stream.withdraw)
+            held.enter_context(stream)
+            yield delivery
+
+    def _generation(
+        self, call: Call, chat: ChatInput, limits: ModelLimits, prompt: EncodedPrompt
+    ) -> Generation:
+        max_tokens = allowed_tokens(chat.max_tokens, len(prompt.token_ids), limits)
+        check_min_tokens(chat.sampling.min_tokens, max_tokens)
+        return Generation(
+            request_id=call.record.request_id,
+            model=limits.model,
+            prompt_token_ids=prompt.token_ids,
+            sampling=chat.sampling,
+            seed=self.seed_source() if chat.seed is None else chat.seed,
+            max_tokens=max_tokens,
+            priority=chat.priority,
+            deadline=call.deadline,
+            trace_steps=chat.trace_steps,
+        )
+
+
+def allowed_tokens(asked: int | None, prompt_tokens: int, limits: ModelLimits) -> int:
+    """How many tokens may be put out: what was asked, or the default capped by the room.
+
+    Raises CONTEXT_LENGTH_EXCEEDED naming prompt, output and context length.
+    """
+    room = limits.max_model_len - prompt_tokens
+    wanted = 1 if asked is None else asked
+    if wanted > room:
+        problem = (
+            f"{prompt_tokens} prompt tokens and {wanted} output tokens; "
+            f"together at most {limits.max_model_len}"
+        )
+        raise RequestError(
+            Reason.CONTEXT_LENGTH_EXCEEDED,
+            f"max_tokens: {problem}",
+            fields=(("max_tokens", problem),),
+        )
+    return asked or min(limits.default_max_tokens or room, room)
+
+
+def _slot_options(chat: ChatInput, prompt: EncodedPrompt) -> SlotOptions:
+    return SlotOptions(
+        stop_sequences=chat.stop_sequences,
+        min_tokens=chat.sampling.min_tokens,
+        skip_special_tokens=chat.skip_special_tokens,
+        prompt_tail_ids=prompt.token_ids,
+        starts_in_thinking=prompt.starts_in_thinking,
+    )

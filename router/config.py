@@ -1,0 +1,42 @@
+"""The router's configuration: one frozen object, filled by flags, environment or tests."""
+
+import string
+from dataclasses import dataclass
+
+from noria.service.limits import DEFAULT_DEADLINE_S
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """How one router runs. Addresses are host:port; port 0 in `listen` takes a free one.
+
+    `api_key_sha256` is the SHA-256 of the one API key, in hex. `tokenizer_patience_s`
+    is how long requests wait for a tokenizer that went away, `worker_patience_s` how long
+    queued ones wait for a model's last worker. Raises ValueError for a value out of range.
+    """
+
+    tokenizer: str
+    workers: tuple[str, ...]
+    api_key_sha256: str
+    listen: str = "127.0.0.1:50051"
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 4_000_000
+    default_deadline_s: float = DEFAULT_DEADLINE_S
+    drain_grace_s: float = 60.0
+    tokenizer_patience_s: float = 10.0
+    worker_patience_s: float = 10.0
+    tick_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        digest = self.api_key_sha256.lower()
+        if len(digest) != 64 or not set(digest) <= set(string.hexdigits):
+            raise ValueError(f"api-key-sha256: {len(digest)} characters; 64 hex digits are needed")
+        if not self.workers:
+            raise ValueError("worker: 0 addresses; at least 1")
+        if len(set(self.workers)) != len(self.workers):
+            raise ValueError("worker: the same address twice")
+        for name in ("max_queued_requests", "max_queued_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; at least 1")
+        if not self.default_deadline_s > 0:
+            raise ValueError(f"default-deadline-s: {self.default_deadline_s}; above 0")

@@ -1,0 +1,68 @@
+"""What the router knows of a request, free of the wire's types."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a conversation. `role` is system, user or assistant."""
+
+    role: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How each token is chosen; every value is in its range."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """A checked conversation and how to answer it. `max_tokens` None: the model's default."""
+
+    model: str
+    system: str | None
+    turns: tuple[Turn, ...]
+    max_tokens: int | None
+    sampling: Sampling
+    seed: int | None
+    stop_sequences: tuple[str, ...]
+    priority: int
+    trace_steps: bool
+    skip_special_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A conversation in ids."""
+
+    token_ids: Sequence[int]
+    starts_in_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a worker is asked for. `deadline` is in seconds on the router's clock."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+    seed: int
+    max_tokens: int
+    priority: int
+    deadline: float
+    trace_steps: bool
+
+    @property
+    def price(self) -> int:
+        """Tokens that the request may come to hold: its prompt and all of its output."""
+        return len(self.prompt_token_ids) + self.max_tokens

@@ -1,0 +1,195 @@
+"""A request's stream of output ids: it waits for a worker, then follows its attempt.
+
+One object from the queue to the last id, held by the request as a context manager.
+Whatever ends the request, leaving the block gives the place in the queue back or
+aborts the attempt. What the worker holds for an aborted attempt is counted by
+`WorkerState` until the worker says that it is over.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import TracebackType
+from typing import Protocol
+
+from noria.reasons import Reason, RequestError
+from router.queue import Permit
+from router.requests import Generation
+
+MAX_REPLACEMENTS = 3
+
+
+class Finish(Enum):
+    """Why a worker stopped an attempt that ran."""
+
+    EOS = auto()
+    STOP_ID = auto()
+    LENGTH = auto()
+    ABORTED = auto()
+    EXPIRED = auto()
+
+
+class Refusal(Enum):
+    """Why a worker did not run an attempt, or could not go on."""
+
+    FULL = auto()
+    DRAINING = auto()
+    INVALID = auto()
+    INTERNAL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """The engine's record of one step, opaque here, and whether it chose an id."""
+
+    record: object
+    chose_token: bool
+
+
+@dataclass(slots=True)
+class NewTokens:
+    """What a step brought for one stream. `cached_tokens` comes with the first id.
+
+    `last_is_end`: the last id is EOS or a stop id, and ended the output.
+    """
+
+    token_ids: Sequence[int]
+    steps: Sequence[TracedStep] = ()
+    cached_tokens: int | None = None
+    last_is_end: bool = False
+
+
+class TokenSink(Protocol):
+    """Whoever turns ids into an answer; called synchronously, never after `withdraw`."""
+
+    def on_placed(self, worker_id: str) -> None: ...
+
+    def on_tokens(self, new: NewTokens) -> None: ...
+
+    def on_finished(self, finish: Finish, output_tokens: int) -> None: ...
+
+    def on_failed(self, error: RequestError) -> None: ...
+
+
+class AttemptPort(Protocol):
+    """The side of a worker that a placed stream talks to."""
+
+    @property
+    def worker_id(self) -> str: ...
+
+    def abort(self, submit_number: int) -> None: ...
+
+
+class Line(Protocol):
+    """Where streams wait for a worker."""
+
+    def enqueue(self, stream: "TokenStream") -> None: ...
+
+    def put_back(self, stream: "TokenStream") -> None: ...
+
+
+class TokenStream:
+    """One request's ids, from whichever worker. `attempts` counts placements so far."""
+
+    def __init__(
+        self, generation: Generation, permit: Permit["TokenStream"], sink: TokenSink, line: Line
+    ) -> None:
+        self.generation = generation
+        self.permit = permit
+        self.attempts = 0
+        self._sink = sink
+        self._line = line
+        self._worker: AttemptPort | None = None
+        self._submit_number = 0
+        self._replacements = 0
+        self._num_tokens = 0
+        self._over = False
+
+    def __enter__(self) -> "TokenStream":
+        try:
+            self._line.enqueue(self)
+        except BaseException:
+            self.withdraw()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Want nothing more: leave the queue, or abort at the worker. Idempotent."""
+        self._over = True
+        self.permit.leave()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.abort(self._submit_number)
+
+    def place(self, worker: AttemptPort, submit_number: int) -> None:
+        """A worker has been given the request under this number."""
+        self._worker, self._submit_number = worker, submit_number
+        self._sink.on_placed(worker.worker_id)
+
+    def deliver(self, new: NewTokens) -> None:
+        """New output ids, in order."""
+        if not self._over:
+            self._num_tokens += len(new.token_ids)
+            self._sink.on_tokens(new)
+
+    def finish(self, finish: Finish, output_tokens: int) -> None:
+        """The worker's last entry for an attempt that ran."""
+        self._worker = None
+        if self._over:
+            return
+        if finish is Finish.ABORTED:
+            self.lose()
+        elif finish is Finish.EXPIRED:
+            self._fail(RequestError(Reason.DEADLINE_EXCEEDED, "the deadline passed"))
+        else:
+            self._over = True
+            self._sink.on_finished(finish, output_tokens)
+
+    def refuse(self, refusal: Refusal, message: str, field: str) -> None:
+        """The worker's last entry for an attempt that did not run, or could not go on."""
+        self._worker = None
+        if self._over:
+            return
+        match refusal:
+            case Refusal.FULL if not self._num_tokens:
+                self._line.put_back(self)
+            case Refusal.FULL | Refusal.DRAINING:
+                self.lose()
+            case Refusal.INVALID:
+                fields = ((field, message),) if field else ()
+                self._fail(RequestError(Reason.INVALID_FIELD, message, fields=fields))
+            case Refusal.INTERNAL:
+                self._fail(RequestError(Reason.INTERNAL, "the worker failed"))
+
+    def lose(self) -> None:
+        """The attempt is gone. Without a token so far it is placed again, a few times."""
+        self._worker = None
+        if self._over:
+            return
+        if self._num_tokens:
+            lost = f"the worker was lost after {self._num_tokens} output tokens"
+            self._fail(RequestError(Reason.WORKER_LOST, lost))
+        elif self._replacements == MAX_REPLACEMENTS:
+            lost = f"{1 + MAX_REPLACEMENTS} attempts were lost before their first token"
+            self._fail(RequestError(Reason.WORKER_LOST, lost))
+        else:
+            self._replacements += 1
+            self._line.put_back(self)
+
+    def give_up(self, error: RequestError) -> None:
+        """End a stream that still waits."""
+        if not self._over:
+            self._fail(error)
+
+    def _fail(self, error: RequestError) -> None:
+        self._over = True
+        self.permit.leave()
+        self._sink.on_failed(error)
