@@ -1,19 +1,78 @@
-# Two commands on a fresh machine: `make demo` and `make test`.
-PYTHON ?= python3.11
+# `make demo` and `make test` need Python 3.11, make and a C++ compiler; the rest comes with them.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
 # Where plain pip would fetch torch's CUDA build, name PyTorch's CPU index:
 #   make demo TORCH_INDEX=<address of PyTorch's CPU wheels>
 TORCH_INDEX ?=
-PIP_TORCH := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
+TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo serve test soak lint format protos check-protos install install-dev model clean
+# Models are kept here, apart from the user's own cache.
+export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
+
+.PHONY: demo serve test soak lint format protos model install install-dev clean
+
+demo: install
+	$(BIN)/noria demo
+
+# make serve ARGS="--workers 2"
+serve: install
+	$(BIN)/noria up $(ARGS)
+
+test: install-dev model
+	$(BIN)/python -m pytest -m "not soak" $(ARGS)
+
+soak: install-dev model
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/python -m scripts.protos --check
+
+format: install-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: install-dev
+	$(BIN)/python -m scripts.protos
+
+model: install
+	$(BIN)/noria fetch
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
-protos:
-	$(BIN)/python -m scripts.protos
-
 clean:
 	rm -rf $(VENV) .cache
+
+# Installed once, and again when one of these changes.
+INSTALL_INPUTS := pyproject.toml constraints.txt Makefile
+
+define install_extra
+	@echo "Installing into $(VENV), what is not there yet:"
+	@echo "  $(TORCH): about 200 MB as a CPU build; several GB as the CUDA build that plain pip"
+	@echo "    fetches on Linux. TORCH_INDEX=<PyTorch's CPU index> chooses the CPU build."
+	@echo "  $(2)"
+	@echo "The demo model, when first needed: 93 MB."
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(PIP) install --no-deps --index-url "$(TORCH_INDEX)" "$(TORCH)")
+	$(PIP) install --constraint constraints.txt setuptools
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable ".[$(1)]"
+endef
+
+$(VENV)/.installed: $(INSTALL_INPUTS)
+	$(call install_extra,all,numpy$(COMMA) grpcio$(COMMA) tokenizers and some 40 smaller packages: about 60 MB.)
+	@touch $@
+
+# Everything of the plain install is in it.
+$(VENV)/.installed-dev: $(INSTALL_INPUTS)
+	$(call install_extra,dev,numpy$(COMMA) grpcio$(COMMA) transformers$(COMMA) mypy$(COMMA) ruff and some 60 smaller packages: about 150 MB.)
+	@touch $(VENV)/.installed $@
+
+COMMA := ,

@@ -5,10 +5,11 @@ from typing import Any
 
 import click
 
+from noria.cli.keys import new_key
 from noria.cli.options import stack_options
 from noria.cli.stack import RunningStack
 from noria.cli.terminal import one_line, write_piece
-from noria.cli.up import ensured_key, prepare, run_stack
+from noria.cli.up import prepare, run_stack
 from noria.client.async_client import AsyncClient
 from noria.client.errors import NoriaError
 
@@ -23,7 +24,8 @@ def demo(question: str, model: str, workers: int, verbose: bool, **flags: Any) -
 
     The answer at temperature 0 comes as it is made, and once more on one line.
     """
-    key = ensured_key()
+    # For this run alone: a demonstration leaves the user's own key as it is.
+    key = new_key()
     plan = prepare(0, model, workers, flags, key)
 
     async def ask(stack: RunningStack) -> None:

@@ -18,6 +18,11 @@ def key_sha256(key: str) -> str:
     return hashlib.sha256(key.encode("ascii")).hexdigest()
 
 
+def new_key() -> str:
+    """A key nobody has yet."""
+    return f"{_PREFIX}{secrets.token_urlsafe(_RANDOM_BYTES)}"
+
+
 def ensure_key() -> str:
     """NORIA_API_KEY, else the key in the user's config folder, made if there is none.
 
@@ -52,6 +57,6 @@ def _create(path: Path) -> None:
         fresh = Path(folder) / KEY_FILE
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{_PREFIX}{secrets.token_urlsafe(_RANDOM_BYTES)}\n")
+            file.write(f"{new_key()}\n")
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(fresh)

@@ -4,6 +4,7 @@ import click
 
 from noria.cli.chat import chat
 from noria.cli.demo import demo
+from noria.cli.fetch import fetch
 from noria.cli.up import up
 
 
@@ -15,5 +16,5 @@ def main() -> None:
     """Serve an open-weight chat model, and talk to it."""
 
 
-for _command in (up, chat, demo):
+for _command in (up, chat, demo, fetch):
     main.add_command(_command)

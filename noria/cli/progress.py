@@ -82,7 +82,7 @@ class EventPrinter:
     """Prints what the children log: warnings and worse, or everything."""
 
     def __init__(self, console: Console, *, everything: bool) -> None:
-        self._console = console
+        self.console = console
         self._everything = everything
 
     def on_event(self, child: str, event: Event) -> None:
@@ -91,4 +91,4 @@ class EventPrinter:
         shown = {key: value for key, value in event.items() if key not in ("timestamp", "service")}
         text = " ".join(f"{key}={value}" for key, value in shown.items() if key != "event")
         line = f"{child}: {event.get('event')} {text}".rstrip()
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import noria
 from noria.cli.model_source import ModelSource
-from noria.cli.supervisor import Child, ChildSpec, OnEvent, running_child, unless_died
+from noria.cli.supervisor import Child, ChildSpec, OnEvent, StopRule, running_child, unless_died
 from noria.client.connection import channel_options
 
 HOST = "127.0.0.1"
@@ -80,19 +80,21 @@ def router_spec(plan: StackPlan, tokenizer: str, workers: list[str]) -> ChildSpe
 
 
 @contextlib.asynccontextmanager
-async def running_stack(plan: StackPlan, on_event: OnEvent) -> AsyncIterator[RunningStack]:
+async def running_stack(
+    plan: StackPlan, on_event: OnEvent, rule: StopRule
+) -> AsyncIterator[RunningStack]:
     """Start everything and wait until the router serves; stop in order on exit, router first.
 
     Raises ChildDiedError when a child ends before all is ready.
     """
     async with contextlib.AsyncExitStack() as held:
         children = [
-            await held.enter_async_context(running_child(spec, on_event))
+            await held.enter_async_context(running_child(spec, on_event, rule))
             for spec in backend_specs(plan)
         ]
         tokenizer, *workers = await unless_died(children, _addresses(children))
         router = await held.enter_async_context(
-            running_child(router_spec(plan, tokenizer, workers), on_event)
+            running_child(router_spec(plan, tokenizer, workers), on_event, rule)
         )
         children.append(router)
         address = await unless_died(children, _serving(router))

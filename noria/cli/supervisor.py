@@ -24,7 +24,17 @@ KEPT_LINES = 20
 _LINE_LIMIT = 1 << 20
 # A dead child's pipe may be held open by what it started; its last lines are not waited for longer.
 _LAST_WORDS_S = 1.0
-DEFAULT_GRACE_S = 40.0
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """How children are stopped: SIGTERM, and SIGKILL after `grace_s` or once `hurry` is set.
+
+    The grace is longer than the 60 s for which a service lets running answers end.
+    """
+
+    grace_s: float = 70.0
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
@@ -102,10 +112,8 @@ async def unless_died(children: Sequence[Child], work: Coroutine[Any, Any, T]) -
 
 
 @contextlib.asynccontextmanager
-async def running_child(
-    spec: ChildSpec, on_event: OnEvent, grace_s: float = DEFAULT_GRACE_S
-) -> AsyncIterator[Child]:
-    """Run a child. On exit it gets SIGTERM, and SIGKILL after `grace_s` or when cancelled."""
+async def running_child(spec: ChildSpec, on_event: OnEvent, rule: StopRule) -> AsyncIterator[Child]:
+    """Run a child; on exit it is stopped by the rule, and at once when that is cancelled."""
     process = await asyncio.create_subprocess_exec(
         *spec.argv,
         "--parent-pid",
@@ -123,7 +131,7 @@ async def running_child(
         yield child
     finally:
         try:
-            await _stop(process, grace_s)
+            await _stop(process, rule)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -145,14 +153,18 @@ async def _read(child: Child, on_event: OnEvent) -> None:
             on_event(child.name, child.note(text))
 
 
-async def _stop(process: asyncio.subprocess.Process, grace_s: float) -> None:
+async def _stop(process: asyncio.subprocess.Process, rule: StopRule) -> None:
     ending = asyncio.create_task(process.wait())
+    hurrying = asyncio.create_task(rule.hurry.wait())
     try:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-        await asyncio.wait({ending}, timeout=grace_s)
+        await asyncio.wait(
+            {ending, hurrying}, timeout=rule.grace_s, return_when=asyncio.FIRST_COMPLETED
+        )
     finally:
+        hurrying.cancel()
         if not ending.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from noria.cli.model_source import ModelSource, ModelSourceError, resolve_model
 from noria.cli.options import stack_options, worker_flags
 from noria.cli.progress import EventPrinter, start_view
 from noria.cli.stack import HOST, RunningStack, StackPlan, missing_packages, running_stack
-from noria.cli.supervisor import ChildDiedError, Event, unless_died
+from noria.cli.supervisor import ChildDiedError, Event, StopRule, unless_died
 
 DEFAULT_PORT = 50051
 WhileReady = Callable[[RunningStack], Coroutine[Any, Any, None]]
@@ -76,10 +76,11 @@ def prepare(port: int, model: str, workers: int, flags: Mapping[str, Any], key: 
         # Workers that each take every core only wait for each other.
         threads = max(1, (os.cpu_count() or 1) // workers)
     given = {**flags, "cpu_threads": threads}
-    return StackPlan(_model(model), key_sha256(key), port, workers, worker_flags(given))
+    return StackPlan(located_model(model), key_sha256(key), port, workers, worker_flags(given))
 
 
-def _model(model: str) -> ModelSource:
+def located_model(model: str) -> ModelSource:
+    """The model's files, downloaded if need be. Raises ClickException."""
     try:
         with _terminated_like_interrupted():
             return resolve_model(model, lambda line: click.echo(line, err=True))
@@ -113,9 +114,9 @@ def run_stack(plan: StackPlan, while_ready: WhileReady, *, verbose: bool) -> Non
 
     Raises ClickException when a service ends by itself, after its last lines are shown.
     """
-    console = Console(stderr=True)
+    printer = EventPrinter(Console(stderr=True), everything=verbose)
     try:
-        asyncio.run(_until_signalled(_run(plan, while_ready, console, verbose=verbose)))
+        asyncio.run(_until_signalled(lambda rule: _run(plan, while_ready, rule, printer)))
     except ChildDiedError as error:
         for line in error.lines:
             click.echo(f"  {line}", err=True)
@@ -123,28 +124,30 @@ def run_stack(plan: StackPlan, while_ready: WhileReady, *, verbose: bool) -> Non
 
 
 async def _run(
-    plan: StackPlan, while_ready: WhileReady, console: Console, *, verbose: bool
+    plan: StackPlan, while_ready: WhileReady, rule: StopRule, printer: EventPrinter
 ) -> None:
-    printer = EventPrinter(console, everything=verbose)
     async with contextlib.AsyncExitStack() as held:
-        with start_view(console) as view:
+        with start_view(printer.console) as view:
 
             def tell(child: str, event: Event) -> None:
                 printer.on_event(child, event)
                 view.on_event(child, event)
 
-            stack = await held.enter_async_context(running_stack(plan, tell))
+            stack = await held.enter_async_context(running_stack(plan, tell, rule))
         await unless_died(stack.children, while_ready(stack))
 
 
-async def _until_signalled(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; SIGINT, SIGTERM or SIGHUP cancels it, and each further one again."""
-    task = asyncio.create_task(work)
+async def _until_signalled(work: Callable[[StopRule], Coroutine[Any, Any, None]]) -> None:
+    """Run `work`; SIGINT, SIGTERM or SIGHUP cancels it, a second one hurries its end."""
+    rule = StopRule()
+    task = asyncio.create_task(work(rule))
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        if not task.cancelling():
-            click.echo("stopping; a second Ctrl-C does not wait for running answers", err=True)
+        if task.cancelling():
+            rule.hurry.set()
+            return
+        click.echo("stopping; a second Ctrl-C does not wait for running answers", err=True)
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

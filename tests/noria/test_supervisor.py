@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from noria.cli.supervisor import ChildDiedError, ChildSpec, running_child, unless_died
+from noria.cli.supervisor import ChildDiedError, ChildSpec, StopRule, running_child, unless_died
 from tests.noria.stub_service import stub_argv
 
 
@@ -37,7 +37,7 @@ async def for_ever():
 
 async def test_events_are_heard_in_order_and_the_address_is_read():
     heard = []
-    async with running_child(stub("ready"), lambda *e: heard.append(e)) as child:
+    async with running_child(stub("ready"), lambda *e: heard.append(e), StopRule()) as child:
         assert (await child.event("listening"))["address"] == "127.0.0.1:1"
         await child.event("ready")
     names = [event["event"] for _, event in heard]
@@ -46,15 +46,23 @@ async def test_events_are_heard_in_order_and_the_address_is_read():
 
 
 async def test_leaving_the_block_ends_the_child():
-    async with running_child(stub("ready"), ignore) as child:
+    async with running_child(stub("ready"), ignore, StopRule()) as child:
         await child.event("ready")
     assert child.process.returncode == 0
     assert is_gone(child.process.pid)
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace():
-    async with running_child(stub("stubborn"), ignore, grace_s=0.1) as child:
+    async with running_child(stub("stubborn"), ignore, StopRule(grace_s=0.1)) as child:
         await child.event("ready")
+    assert child.process.returncode == -signal.SIGKILL
+
+
+async def test_hurrying_kills_at_once():
+    rule = StopRule(grace_s=600)
+    async with running_child(stub("stubborn"), ignore, rule) as child:
+        await child.event("ready")
+        rule.hurry.set()
     assert child.process.returncode == -signal.SIGKILL
 
 
@@ -62,7 +70,7 @@ async def test_cancelling_the_stop_kills_at_once():
     started = asyncio.Event()
 
     async def supervise():
-        async with running_child(stub("stubborn"), ignore, grace_s=600) as child:
+        async with running_child(stub("stubborn"), ignore, StopRule(grace_s=600)) as child:
             await child.event("ready")
             pids.append(child.process.pid)
             started.set()
@@ -80,14 +88,14 @@ async def test_cancelling_the_stop_kills_at_once():
 
 
 async def test_a_child_that_dies_ends_the_work_and_its_last_lines_are_told():
-    async with running_child(stub("dies"), ignore) as child:
+    async with running_child(stub("dies"), ignore, StopRule()) as child:
         with pytest.raises(ChildDiedError, match="worker ended by itself") as died:
             await unless_died([child], child.event("listening"))
     assert died.value.lines[-1] == "no such weights"
 
 
 async def test_a_child_killed_by_a_signal_is_said_to_be():
-    async with running_child(stub("ready"), ignore) as child:
+    async with running_child(stub("ready"), ignore, StopRule()) as child:
         await child.event("ready")
         child.process.kill()
         with pytest.raises(ChildDiedError, match="signal 9"):
@@ -96,7 +104,7 @@ async def test_a_child_killed_by_a_signal_is_said_to_be():
 
 async def test_only_the_last_lines_are_kept_and_over_long_ones_do_not_stop_the_reader():
     code = "print('x' * 3_000_000)\nfor i in range(1000): print(i)"
-    async with running_child(script(code), ignore) as child:
+    async with running_child(script(code), ignore, StopRule()) as child:
         with pytest.raises(ChildDiedError) as died:
             await unless_died([child], for_ever())
     assert died.value.lines[-1] == "999"
@@ -106,7 +114,9 @@ async def test_only_the_last_lines_are_kept_and_over_long_ones_do_not_stop_the_r
 async def test_text_that_is_no_event_is_heard_as_text():
     heard = []
     code = "print('plain'); print('[1]'); print('\\udcff'.encode('utf-8', 'surrogateescape'))"
-    async with running_child(script(code), lambda _, e: heard.append(e["event"])) as child:
+    async with running_child(
+        script(code), lambda _, e: heard.append(e["event"]), StopRule()
+    ) as child:
         with pytest.raises(ChildDiedError):
             await unless_died([child], for_ever())
     assert heard[:2] == ["plain", "[1]"]
@@ -116,18 +126,18 @@ async def test_work_that_fails_is_reported_as_it_is():
     async def fail():
         raise LookupError("mine")
 
-    async with running_child(stub("ready"), ignore) as child:
+    async with running_child(stub("ready"), ignore, StopRule()) as child:
         with pytest.raises(LookupError, match="mine"):
             await unless_died([child], fail())
 
 
 async def test_a_child_is_in_a_session_of_its_own():
-    async with running_child(stub("ready"), ignore) as child:
+    async with running_child(stub("ready"), ignore, StopRule()) as child:
         await child.event("ready")
         assert os.getsid(child.process.pid) == child.process.pid != os.getsid(0)
 
 
 async def test_a_program_that_does_not_exist_is_an_error_at_once():
     with pytest.raises(FileNotFoundError):
-        async with running_child(ChildSpec("none", ("/no/such/program",)), ignore):
+        async with running_child(ChildSpec("none", ("/no/such/program",)), ignore, StopRule()):
             pytest.fail("it cannot have started")
