@@ -1,0 +1,185 @@
+"""What a model asks for and is not honoured is refused by name and value."""
+
+import json
+
+import pytest
+
+from noria.service.gguf_file import read_gguf
+from tests.support.tiny_models import HEAD_DIM, edit_config, tiny_llama, write_gguf
+from worker.models.config import ConfigError
+from worker.models.gguf_config import read_gguf_config
+from worker.models.hf_config import read_hf_config
+from worker.models.registry import family_of
+
+MINIMAL = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+    "max_position_embeddings": 256, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Writes a minimal config with changes and gives its folder."""
+
+    def write(**changes):
+        values = {k: v for k, v in (MINIMAL | changes).items() if v != "absent"}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        return tmp_path
+
+    return write
+
+
+def test_defaults_are_those_of_the_format(folder):
+    config = read_hf_config(folder())
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
+    assert (config.rms_norm_eps, config.tie_word_embeddings) == (1e-6, False)
+    assert config.eos_token_ids == {2}
+
+
+def test_a_config_written_by_transformers_is_read(tmp_path):
+    tiny_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
+    config = read_hf_config(tmp_path)
+    assert (config.rope_theta, config.head_dim, config.num_kv_heads) == (5000.0, HEAD_DIM, 2)
+    assert config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("sliding_window", 4096),
+        ("hidden_act", "gelu"),
+        ("quantization_config", {"quant_method": "awq"}),
+        ("pretraining_tp", 2),
+        ("partial_rotary_factor", 0.5),
+        ("rope_interleaved", True),
+        ("num_local_experts", 8),
+        ("some_new_field", "some_value"),
+    ],
+)
+def test_what_is_not_honoured_is_refused(folder, field, value):
+    with pytest.raises(ConfigError) as error:
+        read_hf_config(folder(**{field: value}))
+    assert f"{field} = {value!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sliding_window", None),
+        ("hidden_act", "silu"),
+        ("attention_bias", False),
+        ("rope_scaling", None),
+        ("torch_dtype", "bfloat16"),
+        ("_name_or_path", "x"),
+    ],
+)
+def test_what_changes_nothing_is_accepted(folder, field, value):
+    assert read_hf_config(folder(**{field: value})) == read_hf_config(folder())
+
+
+def test_rope_parameters_stand_for_rope_theta_and_are_checked(folder):
+    config = read_hf_config(folder(rope_parameters={"rope_type": "default", "rope_theta": 7.0}))
+    assert config.rope_theta == 7.0
+    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_type = 'yarn'"):
+        read_hf_config(folder(rope_parameters={"rope_type": "yarn", "rope_theta": 7.0}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": "absent"}, "architectures"),
+        ({"vocab_size": "absent"}, "vocab_size is missing"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_hidden_layers": 0}, "num_layers is 0"),
+        ({"num_attention_heads": 0}, "num_heads is 0"),
+        ({"num_key_value_heads": 3}, "num_heads 4 is no multiple of num_kv_heads 3"),
+        ({"head_dim": 15}, "head_dim is 15"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps 0.0"),
+        ({"eos_token_id": 100}, "EOS id 100"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+    ],
+)
+def test_contradictions_are_named(folder, changes, words):
+    with pytest.raises(ConfigError) as error:
+        read_hf_config(folder(**changes))
+    assert words in str(error.value)
+
+
+def test_eos_ids_come_from_generation_config_where_it_has_them(folder):
+    path = folder(eos_token_id=2)
+    (path / "generation_config.json").write_text('{"eos_token_id": [7, 9], "temperature": 0.6}')
+    assert read_hf_config(path).eos_token_ids == {7, 9}
+    (path / "generation_config.json").write_text("{}")
+    assert read_hf_config(path).eos_token_ids == {2}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"x"'])
+def test_damaged_json_names_the_file(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_hf_config(tmp_path)
+
+
+def test_gguf_metadata_gives_the_same_config(tmp_path):
+    model = tiny_llama()
+    model.save_pretrained(tmp_path)
+    write_gguf(tmp_path / "m.gguf", model)
+    from_gguf = read_gguf_config(read_gguf(tmp_path / "m.gguf"))
+    from_folder = read_hf_config(tmp_path)
+    assert from_gguf.rms_norm_eps == pytest.approx(from_folder.rms_norm_eps)
+    assert {**vars_of(from_gguf), "rms_norm_eps": 0} == {**vars_of(from_folder), "rms_norm_eps": 0}
+
+
+def vars_of(config):
+    return {name: getattr(config, name) for name in type(config).__slots__}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope__scaling__type", "yarn"),
+        ("rope__scaling__factor", 4.0),
+        ("attention__sliding_window", 512.0),
+        ("expert_count", 8.0),
+        ("some__new_key", 1.0),
+    ],
+)
+def test_gguf_fields_that_are_not_honoured_are_refused(tmp_path, field, value):
+    write_gguf(tmp_path / "m.gguf", tiny_llama(), **{field: value})
+    with pytest.raises(ConfigError) as error:
+        read_gguf_config(read_gguf(tmp_path / "m.gguf"))
+    assert f"llama.{field.replace('__', '.')} = {value!r}" in str(error.value)
+
+
+def test_a_partly_rotated_head_is_refused(tmp_path):
+    write_gguf(tmp_path / "m.gguf", tiny_llama())
+    file = read_gguf(tmp_path / "m.gguf")
+    file.metadata["llama.rope.dimension_count"] = 16
+    with pytest.raises(ConfigError, match=r"rope\.dimension_count = 16 .* 32"):
+        read_gguf_config(file)
+
+
+def test_other_gguf_architectures_are_refused(tmp_path):
+    write_gguf(tmp_path / "m.gguf", tiny_llama())
+    file = read_gguf(tmp_path / "m.gguf")
+    file.metadata["general.architecture"] = "mamba"
+    with pytest.raises(ConfigError, match="mamba"):
+        read_gguf_config(file)
+
+
+def test_an_unknown_family_is_refused_with_those_known():
+    with pytest.raises(ConfigError, match=r"'mamba'.*llama"):
+        family_of("mamba")
+
+
+def test_edited_configs_are_refused_as_a_whole(tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    edit_config(tmp_path, attention_bias=True)
+    with pytest.raises(ConfigError, match="attention_bias = True"):
+        read_hf_config(tmp_path)

@@ -1,0 +1,245 @@
+"""Every form of a checkpoint gives the same tensors; a wrong one is refused before it is read."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
+
+from tests.support.tiny_models import LAYERS, tiny_llama, write_gguf
+from worker.models.gguf_weights import GGUFWeights
+from worker.models.llama import llama_parameters
+from worker.models.loader import open_checkpoint
+from worker.models.weights import WeightsError, expected_shapes, load_parameters
+
+Q4_1, Q8_0 = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def network():
+    return tiny_llama()
+
+
+@pytest.fixture
+def folder(tmp_path, network):
+    network.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def tensors(path, dtype=torch.float32):
+    checkpoint = open_checkpoint(path)
+    parameters = llama_parameters(checkpoint.config)
+    return load_parameters(parameters, checkpoint.source, dtype, lambda done, total: None)
+
+
+def assert_equal(ours, theirs):
+    assert set(ours) == set(theirs)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_fused_parameters_are_their_parts_in_order(folder, network):
+    loaded, state = tensors(folder), network.state_dict()
+    attention = [state[f"model.layers.2.self_attn.{p}_proj.weight"] for p in "qkv"]
+    assert torch.equal(loaded["2.qkv"], torch.cat(attention))
+    mlp = [state[f"model.layers.0.mlp.{p}_proj.weight"] for p in ("gate", "up")]
+    assert torch.equal(loaded["0.gate_up"], torch.cat(mlp))
+    assert torch.equal(loaded["head"], state["lm_head.weight"])
+
+
+def test_shards_equal_the_single_file(folder, network, tmp_path):
+    sharded = tmp_path / "sharded"
+    network.save_pretrained(sharded, max_shard_size="100KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert_equal(tensors(sharded), tensors(folder))
+
+
+def test_gguf_equals_the_folder_it_was_made_from(folder, network):
+    """fp32 tensors, with llama.cpp's order of query and key rows undone."""
+    write_gguf(folder / "m.gguf", network)
+    assert_equal(tensors(folder / "m.gguf"), tensors(folder))
+
+
+def test_tied_embeddings_need_no_head(tmp_path):
+    tied = tiny_llama(tie_word_embeddings=True)
+    tied.save_pretrained(tmp_path)
+    write_gguf(tmp_path / "m.gguf", tied)
+    assert "head" not in tensors(tmp_path)
+    assert_equal(tensors(tmp_path / "m.gguf"), tensors(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_other_dtypes_are_rounded_from_the_file(folder, dtype):
+    exact, rounded = tensors(folder), tensors(folder, dtype)
+    assert_equal(rounded, {name: tensor.to(dtype) for name, tensor in exact.items()})
+
+
+def test_progress_reaches_the_total(folder):
+    seen = []
+    open_checkpoint(folder).load(progress=lambda done, total: seen.append((done, total)))
+    total = 3 + 9 * LAYERS
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+
+
+def q4_1(block):
+    """One block by the format's definition: scale, least value, then low and high nibbles."""
+    scale, least = np.frombuffer(block[:4], np.float16).astype(np.float32)
+    nibbles = np.frombuffer(block[4:], np.uint8)
+    return np.concatenate([nibbles & 15, nibbles >> 4]).astype(np.float32) * scale + least
+
+
+def q8_0(block):
+    scale = np.frombuffer(block[:2], np.float16).astype(np.float32)
+    return np.frombuffer(block[2:], np.int8).astype(np.float32) * scale
+
+
+@pytest.mark.parametrize(
+    ("kind", "block_bytes", "definition"),
+    [
+        (Q4_1, 20, q4_1),
+        (Q8_0, 34, q8_0),
+        (GGMLQuantizationType.F16, 2, lambda b: np.frombuffer(b, np.float16)),
+        (GGMLQuantizationType.F32, 4, lambda b: np.frombuffer(b, np.float32)),
+    ],
+)
+def test_dequantisation_follows_the_format(tmp_path, network, kind, block_bytes, definition):
+    write_gguf(tmp_path / "m.gguf", network, {"blk.1.ffn_up.weight": kind})
+    source = open_checkpoint(tmp_path / "m.gguf").source
+    assert isinstance(source, GGUFWeights)
+    info = source._infos[NAME]
+    count = info.shape[0] * info.shape[1]
+    blocks_of = {Q4_1: 32, Q8_0: 32}.get(kind, 1)
+    size = count // blocks_of * block_bytes
+    raw = bytes(source._file.data[info.offset : info.offset + size])
+    values = [definition(raw[at : at + block_bytes]) for at in range(0, size, block_bytes)]
+    expected = np.concatenate(values).astype(np.float32).reshape(info.shape)
+    assert np.array_equal(source.read(NAME).numpy(), expected)
+    worst = np.abs(expected - network.state_dict()[NAME].numpy()).max()
+    assert worst < {Q4_1: 0.1, Q8_0: 0.01}.get(kind, 1e-3)
+
+
+def rewrite(folder, change):
+    """Apply `change` to the dictionary of tensors of a single-file folder."""
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    change(state)
+    save_file(state, path)
+
+
+def refusal(path):
+    """The error of loading; nothing may have been read."""
+    checkpoint = open_checkpoint(path)
+    reads = []
+    checkpoint.source.read = reads.append
+    with pytest.raises(WeightsError) as error:
+        checkpoint.load()
+    assert not reads
+    return str(error.value)
+
+
+def test_a_missing_tensor_is_named(folder):
+    rewrite(folder, lambda state: state.pop(NAME))
+    assert f"missing: {NAME}" in refusal(folder)
+
+
+def test_a_surplus_tensor_is_named(folder):
+    rewrite(
+        folder, lambda state: state.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(3)})
+    )
+    assert "surplus: model.layers.0.self_attn.q_proj.bias" in refusal(folder)
+
+
+def test_a_wrong_shape_is_named_with_both(folder):
+    rewrite(folder, lambda state: state.update({NAME: torch.ones(3, 4)}))
+    assert f"{NAME} is (3, 4), the config asks for (160, 96)" in refusal(folder)
+
+
+def test_a_long_list_of_faults_is_cut_short(folder):
+    rewrite(folder, lambda state: [state.pop(k) for k in list(state) if "layers" in k])
+    assert f"and {9 * LAYERS - 5} more" in refusal(folder)
+
+
+def test_gguf_tensors_missing_and_surplus_are_named(tmp_path, network):
+    """Rope factors are surplus: they would scale rotation, which is not honoured."""
+    write_gguf(
+        tmp_path / "m.gguf", network, drop=("blk.0.ffn_up.weight",),
+        extra={"rope_freqs.weight": np.ones(16, np.float32)},
+    )  # fmt: skip
+    message = refusal(tmp_path / "m.gguf")
+    assert "missing: model.layers.0.mlp.up_proj.weight" in message
+    assert "surplus: rope_freqs.weight" in message
+
+
+def test_a_truncated_gguf_names_the_tensor_and_both_sizes(tmp_path, network):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, network)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5000])
+    with pytest.raises(WeightsError, match=rf"ends at byte \d+, the file at {len(whole) - 5000}"):
+        open_checkpoint(path)
+
+
+def test_a_truncated_safetensors_file_is_named(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match=r"model\.safetensors: damaged or truncated"):
+        open_checkpoint(folder)
+
+
+def test_an_unknown_gguf_type_is_refused(tmp_path, network):
+    write_gguf(tmp_path / "m.gguf", network)
+    raw = bytearray((tmp_path / "m.gguf").read_bytes())
+    name = b"output_norm.weight"
+    at = raw.index(name) + len(name) + 4 + 8
+    raw[at : at + 4] = (999).to_bytes(4, "little")
+    (tmp_path / "m.gguf").write_bytes(raw)
+    with pytest.raises(WeightsError, match=r"output_norm\.weight has unknown type 999"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def write_index(folder, weight_map):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_a_missing_shard_is_named(folder):
+    write_index(folder, {NAME: "model-00001-of-00002.safetensors"})
+    with pytest.raises(WeightsError, match=r"model-00001-of-00002.safetensors is missing"):
+        open_checkpoint(folder)
+
+
+def test_an_index_cannot_point_outside_the_folder(folder):
+    write_index(folder, {NAME: "../model.safetensors"})
+    with pytest.raises(WeightsError, match="not a plain file name"):
+        open_checkpoint(folder)
+
+
+def test_an_index_that_names_absent_tensors_is_refused(folder):
+    write_index(folder, {"model.norm.bias": "model.safetensors"})
+    with pytest.raises(WeightsError, match=r"model.norm.bias should be in model.safetensors"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}'])
+def test_a_damaged_index_is_named(folder, text):
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(WeightsError, match="no readable weight_map"):
+        open_checkpoint(folder)
+
+
+def test_a_folder_without_weights_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"model.safetensors is missing"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.model
+def test_the_demo_models_shapes_fit_its_config(demo_model_path):
+    checkpoint = open_checkpoint(demo_model_path)
+    expected = expected_shapes(llama_parameters(checkpoint.config))
+    assert expected == {name: checkpoint.source.shapes()[name] for name in expected}
+    assert (checkpoint.config.num_heads, checkpoint.config.num_kv_heads) == (9, 3)
+    assert checkpoint.config.eos_token_ids == {2}
