@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections import defaultdict
 
 import grpc
@@ -96,6 +97,22 @@ async def worker_client(address):
             call.cancel()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+
+
+class StepGate:
+    """Holds a runner at the door of every step until the test lets it through."""
+
+    def __init__(self, runner):
+        self._places = threading.Semaphore(0)
+        self._execute = runner.execute
+        runner.execute = self._wait_and_execute
+
+    def let_through(self, steps=1):
+        self._places.release(steps)
+
+    def _wait_and_execute(self, output):
+        assert self._places.acquire(timeout=30), "the test let no step through"
+        return self._execute(output)
 
 
 def record_steps(runner):

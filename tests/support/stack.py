@@ -1,0 +1,67 @@
+"""All three services on loopback in one process, and a client of theirs."""
+
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from noria import AsyncClient
+from router.app import Router, running_router
+from router.config import RouterConfig
+from tests.support.worker_client import record_steps
+from tokenizer_svc.app import running_tokenizer
+from tokenizer_svc.config import TokenizerConfig
+from worker.app import running_worker
+from worker.build import WorkerFacts
+from worker.config import WorkerConfig
+
+API_KEY = "noria-test-key"
+
+
+@dataclass
+class Stack:
+    """A running system. `steps` gets what each worker computes, step by step."""
+
+    router: Router
+    client: AsyncClient
+    workers: list[WorkerFacts]
+    steps: list[list] = field(default_factory=list)
+
+    def held(self) -> dict[str, int]:
+        """What router and workers hold for requests, by kind."""
+        held = dict(self.router.held())
+        for facts in self.workers:
+            scheduler = facts.scheduler
+            held["sequences"] = scheduler.num_running + scheduler.num_waiting
+            held["blocks"] = scheduler.pool.num_used
+        return held
+
+
+@contextlib.asynccontextmanager
+async def running_stack(
+    model: Path, *, num_workers: int = 1, seeds=None, router: dict | None = None, **worker
+) -> AsyncIterator[Stack]:
+    """Tokenizer, workers and router for one model, ready to answer."""
+    async with contextlib.AsyncExitStack() as held:
+        tokenizer = await held.enter_async_context(
+            running_tokenizer(TokenizerConfig(model, "demo", "127.0.0.1:0"))
+        )
+        config = WorkerConfig(model, "demo", "127.0.0.1:0", **worker)
+        workers = [
+            await held.enter_async_context(running_worker(config)) for _ in range(num_workers)
+        ]
+        await tokenizer.ready()
+        facts = [await running.ready() for running in workers]
+        routing = RouterConfig(
+            tokenizer=tokenizer.address,
+            workers=tuple(running.address for running in workers),
+            api_key_sha256=hashlib.sha256(API_KEY.encode()).hexdigest(),
+            listen="127.0.0.1:0",
+            **(router or {}),
+        )
+        sources = {} if seeds is None else {"seed_source": iter(seeds).__next__}
+        serving = await held.enter_async_context(running_router(routing, **sources))
+        await serving.wait_ready()
+        client = await held.enter_async_context(AsyncClient(serving.address, api_key=API_KEY))
+        yield Stack(serving, client, facts, [record_steps(fact.runner) for fact in facts])
