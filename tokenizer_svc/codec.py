@@ -44,7 +44,9 @@ class TextCodec:
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
     def _encode_ordinary(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch of one: `encode` alone would keep the interpreter's lock all the while.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         if not self._control_ids.isdisjoint(ids):
             raise RuntimeError("the tokenizer made a control token out of ordinary text")
         return ids

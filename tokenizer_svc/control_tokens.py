@@ -56,8 +56,8 @@ class ControlTokens:
     def neutralise(self, text: str, marker: str) -> str:
         """The text with markers in every control token that is written, begun or ended in it.
 
-        Whatever stands before or after the result, no control token is found that takes in a
-        part of it. Taking the markers out restores the text.
+        Whatever stands before the result, or after it, no control token is found that takes in
+        a part of it. Taking the markers out restores the text.
         """
         # After each letter: a token may overlap with the next, or hold a shorter one.
         text = self._pattern.sub(lambda match: "".join(c + marker for c in match[0]), text)
