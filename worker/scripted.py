@@ -11,7 +11,7 @@ A script file is JSON:
                   "output_token_ids": [7, 2],
                   "logits": {"0": {"7": -0.357, "8": -1.204}},
                   "faults": {"1": {"kind": "sleep", "seconds": 0.5}}}],
-     "step_seconds": 0.0, "mean_output_tokens": 20}
+     "step_seconds": 0.0, "mean_output_tokens": 20, "token_ids": [10, 256]}
 
 `logits` and `faults` are keyed by output index. A fault is `raise`, `sleep` or `hang`, and
 happens in the forward pass that computes the logits of that index.
@@ -62,12 +62,14 @@ class ScriptSet:
     """All scripts of a worker.
 
     `step_seconds` is slept in every forward pass. Beyond the scripts EOS comes with
-    probability 1 / `mean_output_tokens` (0: never).
+    probability 1 / `mean_output_tokens` (0: never), and other ids are taken from the range
+    `token_ids`, [first, end) (None: the whole vocabulary).
     """
 
     scripts: tuple[Script, ...] = ()
     step_seconds: float = 0.0
     mean_output_tokens: float = 20.0
+    token_ids: tuple[int, int] | None = None
 
 
 def load_scripts(path: Path) -> ScriptSet:
@@ -78,9 +80,19 @@ def load_scripts(path: Path) -> ScriptSet:
             tuple(_script(entry) for entry in raw.get("scripts", [])),
             float(raw.get("step_seconds", 0.0)),
             float(raw.get("mean_output_tokens", 20.0)),
+            _range(raw.get("token_ids")),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is not a script file: {error!r}") from error
+
+
+def _range(pair: list[int] | None) -> tuple[int, int] | None:
+    if pair is None:
+        return None
+    first, end = pair
+    if not 0 <= first < end:
+        raise ValueError(f"token_ids [{first}, {end}) is empty")
+    return first, end
 
 
 def _script(entry: dict[str, Any]) -> Script:
@@ -232,7 +244,8 @@ class ScriptedModel:
         mean = self._scripts.mean_output_tokens
         if mean and (state >> 8) % 1_000_000 < 1_000_000 / mean:
             return {self._eos_token_id: 0.0}
-        candidates = [(state >> shift) % self.vocab_size for shift in (0, 11, 23, 37)]
+        first, end = self._scripts.token_ids or (0, self.vocab_size)
+        candidates = [first + (state >> shift) % (end - first) for shift in (0, 11, 23, 37)]
         return {
             token_id: -0.7 * rank
             for rank, token_id in reversed(list(enumerate(candidates)))

@@ -104,6 +104,7 @@ class StepGate:
 
     def __init__(self, runner):
         self._places = threading.Semaphore(0)
+        self.holds_one = False
         self._execute = runner.execute
         runner.execute = self._wait_and_execute
 
@@ -111,7 +112,9 @@ class StepGate:
         self._places.release(steps)
 
     def _wait_and_execute(self, output):
+        self.holds_one = True
         assert self._places.acquire(timeout=30), "the test let no step through"
+        self.holds_one = False
         return self._execute(output)
 
 
