@@ -47,8 +47,8 @@ def _keys(metadata: Iterable[tuple[str, str | bytes]]) -> Iterable[bytes]:
             yield raw
         elif name == "authorization":
             scheme, _, key = raw.partition(b" ")
-            # Another scheme is a credential that nobody has, not an absent one.
-            yield key if scheme.lower() == b"bearer" else raw
+            # Another scheme is a credential that no key equals, not an absent one.
+            yield key if scheme.lower() == b"bearer" else b"\0" + raw
 
 
 def _digest(key: bytes) -> bytes:

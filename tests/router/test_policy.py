@@ -1,0 +1,107 @@
+"""Room and choice of worker, from figures alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.policy import LOAD_TTL_S, has_room, pick_worker
+from router.registry import LoadReport, WorkerFigures, WorkerState
+from router.requests import Generation, Sampling
+from router.token_stream import Finish, Refusal, TokenStream
+
+FIGURES = WorkerFigures("i", "m", (), "v", 1000, 32, 16, 100, 0)
+EMPTY = LoadReport(0.0, 0, 0, 0, 0, 100, False)
+
+
+class Quiet:
+    """A line to a worker, a sink and a queue that do nothing."""
+
+    def __getattr__(self, name):
+        return lambda *arguments, **named: None
+
+
+def worker(load: LoadReport | None = EMPTY, name: str = "w", **figures) -> WorkerState:
+    state = WorkerState(name, replace(FIGURES, **figures), Quiet())
+    if load is not None:
+        state.report(load)
+    return state
+
+
+def stream(prompt: int = 16, max_tokens: int = 10) -> TokenStream:
+    generation = Generation("r", "m", [0] * prompt, Sampling(), 0, max_tokens, 0, 1e9, False)
+    return TokenStream(generation, Quiet(), Quiet(), Quiet())
+
+
+def fill(state: WorkerState, prompt: int = 16) -> int:
+    """Submit until there is no room; how many went."""
+    count = 0
+    while has_room(state, prompt, 0.0):
+        state.submit(stream(prompt))
+        count += 1
+    return count
+
+
+def test_an_unreported_or_outdated_load_means_no_room():
+    assert not has_room(worker(None), 1, 0.0)
+    assert has_room(worker(), 1, LOAD_TTL_S)
+    assert not has_room(worker(), 1, LOAD_TTL_S + 0.001)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "expected"), [(1, 1), (4, 4), (32, 32), (64, 64)])
+def test_what_was_sent_since_the_report_takes_places(max_num_seqs, expected):
+    """All places, and as many as may wait where the report shows all of them running."""
+    state = worker(max_num_seqs=max_num_seqs)
+    assert fill(state) == expected
+    state.report(replace(EMPTY, running=expected, last_submit_number=expected))
+    assert fill(state) == max(1, max_num_seqs // 16)
+
+
+def test_a_report_includes_only_what_it_names():
+    state = worker(replace(EMPTY, running=30))
+    for _ in range(3):
+        state.submit(stream())
+    state.report(replace(EMPTY, running=31, last_submit_number=2))
+    assert [a.prompt_tokens for a in state.submitted_since_load()] == [16]
+
+
+def test_blocks_bound_prompts_and_the_look_ahead_goes_beyond():
+    """10 free blocks hold 5 prompts of 32 tokens; the look-ahead of 2 is there from the start."""
+    state = worker(replace(EMPTY, free_blocks=10))
+    assert fill(state, prompt=32) == 5
+    assert fill(worker(replace(EMPTY, free_blocks=0)), prompt=32) == 2
+    assert fill(worker(replace(EMPTY, free_blocks=0, waiting=2)), prompt=32) == 0
+
+
+def test_blocks_that_waiting_tokens_will_need_are_not_free():
+    load = replace(EMPTY, waiting=2, waiting_tokens=16 * 95)
+    assert has_room(worker(load), 16 * 5, 0.0)
+    assert not has_room(worker(load), 16 * 5 + 1, 0.0)
+
+
+def test_a_draining_worker_and_one_that_just_refused_have_no_room():
+    assert not has_room(worker(replace(EMPTY, draining=True)), 1, 0.0)
+    state = worker()
+    state.submit(stream())
+    state.refuse(1, Refusal.FULL, "", "")
+    assert not has_room(state, 1, 0.0)
+    state.report(EMPTY)
+    assert has_room(state, 1, 0.0)
+
+
+def test_the_fewest_tokens_in_flight_win_among_those_with_room():
+    first, second, full = worker(name="a"), worker(name="b"), worker(None, name="c")
+    first.submit(stream(max_tokens=500))
+    second.submit(stream(max_tokens=100))
+    assert pick_worker([first, second, full], 1, 0.0) is second
+    first.finish(1, Finish.EOS, 1)
+    assert first.tokens_in_flight == 0
+    assert pick_worker([first, second, full], 1, 0.0) is first
+    assert pick_worker([full], 1, 0.0) is None
+
+
+def test_a_closed_session_holds_nothing():
+    state = worker()
+    for _ in range(3):
+        state.submit(stream())
+    state.close()
+    assert (state.attempts, state.tokens_in_flight) == ({}, 0)
