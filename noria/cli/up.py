@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
@@ -48,9 +49,9 @@ def up(port: int, model: str, workers: int, verbose: bool, **flags: Any) -> None
 async def _announce_and_wait(stack: RunningStack) -> None:
     port = stack.address.rpartition(":")[2]
     address = "" if port == str(DEFAULT_PORT) else f" --address {stack.address}"
-    click.echo(f"ready: {stack.model_name} on {stack.address}")
-    click.echo(f'ask:   noria chat{address} "Is a tomato a fruit?"')
-    click.echo("stop:  Ctrl-C")
+    click.echo(f"serving: {stack.model_name} on {stack.address}")
+    click.echo(f'ask:     noria chat{address} "Is a tomato a fruit?"')
+    click.echo("stop:    Ctrl-C")
     await asyncio.Event().wait()
 
 
@@ -133,7 +134,9 @@ async def _run(
                 printer.on_event(child, event)
                 view.on_event(child, event)
 
+            begun = time.monotonic()
             stack = await held.enter_async_context(running_stack(plan, tell, rule))
+        click.echo(f"ready in {time.monotonic() - begun:.1f} s", err=True)
         await unless_died(stack.children, while_ready(stack))
 
 

@@ -24,7 +24,9 @@ class ChatOptions(TypedDict, total=False):
     served. `max_tokens` >= 1; left out, the model's default. `temperature` [0, 2],
     0 is greedy, 1.0 if left out; `top_p` (0, 1]; `top_k`, 0 is off; `seed` makes
     the draws repeatable. The output ends before any of `stop_sequences`, and at
-    any of `stop_token_ids`; `ignore_eos` goes on after the model's own end.
+    any of `stop_token_ids`, both once there are `min_tokens`; `ignore_eos` goes on
+    after the model's own end. Control tokens are left out of the text unless
+    `skip_special_tokens` is False. A higher `priority` is more urgent.
     `trace_steps` asks for the engine's record of each step. `timeout` in seconds
     replaces the client's.
     """
@@ -38,13 +40,16 @@ class ChatOptions(TypedDict, total=False):
     seed: int | None
     stop_sequences: Sequence[str]
     stop_token_ids: Sequence[int]
+    min_tokens: int | None
     ignore_eos: bool | None
+    skip_special_tokens: bool | None
+    priority: int | None
     trace_steps: bool | None
     timeout: float | None
 
 
-_SAMPLING = ("temperature", "top_p", "top_k", "seed", "ignore_eos")
-_SPEC = ("system", "model", "max_tokens", "trace_steps")
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "min_tokens", "ignore_eos")
+_SPEC = ("system", "model", "max_tokens", "skip_special_tokens", "priority", "trace_steps")
 
 
 def _checked(field: str, assign: Callable[[], object]) -> None:

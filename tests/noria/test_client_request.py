@@ -34,7 +34,8 @@ def test_every_option_arrives_on_the_wire():
     options: ChatOptions = {
         "system": "s", "model": "m", "max_tokens": 5, "temperature": 0.5, "top_p": 0.25,
         "top_k": 4, "seed": -1, "stop_sequences": ["x"], "stop_token_ids": [7],
-        "ignore_eos": True, "trace_steps": True,
+        "min_tokens": 2, "ignore_eos": True, "skip_special_tokens": False, "priority": -1,
+        "trace_steps": True,
     }  # fmt: skip
     assert options.keys() == ChatOptions.__annotations__.keys() - {"timeout"}
     spec = chat_spec("hi", options)

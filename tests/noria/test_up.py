@@ -83,7 +83,7 @@ def noria(tmp_path, *arguments, **behaviours):
 
 def test_up_says_where_it_listens_and_the_key_file_lets_a_client_in(tmp_path):
     with noria(tmp_path, "up", "--port", "0") as command:
-        address = command.until(r"ready: model on (\S+)").group(1)
+        address = command.until(r"serving: model on (\S+)").group(1)
         command.until(r'ask: +noria chat --address \S+ "')
         with Client(address) as client:
             assert client.chat("q").text == "Yes, it is."
@@ -174,4 +174,5 @@ def test_demo_streams_the_answer_repeats_it_on_one_line_and_stops(tmp_path):
     with noria(tmp_path, "demo") as command:
         assert command.exit_code() == 0
     assert "Yes, it is." in command.seen
+    assert any(re.fullmatch(r"ready in \d+\.\d s", line) for line in command.seen)
     assert command.seen[-1] == "answer: Yes, it is."
