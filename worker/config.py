@@ -50,7 +50,7 @@ class WorkerConfig:
     @property
     def name(self) -> str:
         """The name under which the model is served."""
-        return self.served_model_name or self.model.stem.lower()
+        return self.served_model_name or self.model.name.removesuffix(".gguf").lower()
 
     @property
     def look_ahead(self) -> int:

@@ -7,7 +7,6 @@ from noria import NoriaError
 from tests.support.stack import running_stack
 from tests.support.waiting import until
 
-
 # Printable ASCII in the fixture tokenizer.
 LETTERS = [32, 127]
 

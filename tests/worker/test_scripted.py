@@ -32,7 +32,6 @@ class Harness:
             max_num_seqs=4,
             max_num_batched_tokens=8,
             max_model_len=100,
-            **settings,
         )
 
     def generate(self, prompt, max_tokens=10):
