@@ -20,9 +20,8 @@ from router.live import LiveRequest, LiveRequests
 from router.queue import RequestQueue
 from router.record import RequestRecord
 from router.registry import ModelLimits, Registry
-from router.requests import ChatInput, EncodedPrompt, Generation
+from router.requests import ChatInput, EncodedPrompt, Generation, check_min_tokens
 from router.token_stream import TokenStream
-from router.validation import check_min_tokens
 
 
 class Encoder(Protocol):

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from noria.reasons import invalid_field
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -66,3 +68,10 @@ class Generation:
     def price(self) -> int:
         """Tokens that the request may come to hold: its prompt and all of its output."""
         return len(self.prompt_token_ids) + self.max_tokens
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Raises INVALID_FIELD if more output is required than is allowed."""
+    if min_tokens > max_tokens:
+        problem = f"{min_tokens}; at most max_tokens, which is {max_tokens}"
+        raise invalid_field("sampling.min_tokens", problem)

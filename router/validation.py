@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from noria.reasons import Reason, RequestError, invalid_field
 from noria.service import limits
 from noria.v1 import chat_pb2, common_pb2
-from router.requests import ChatInput, Sampling, Turn
+from router.requests import ChatInput, Sampling, Turn, check_min_tokens
 
 _ROLES = {
     chat_pb2.ROLE_SYSTEM: "system",
@@ -48,13 +48,6 @@ def checked_chat(spec: chat_pb2.ChatSpec, priority_ceiling: int) -> ChatInput:
             spec.skip_special_tokens if spec.HasField("skip_special_tokens") else True
         ),
     )
-
-
-def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
-    """Raises INVALID_FIELD if more output is required than is allowed."""
-    if min_tokens > max_tokens:
-        problem = f"{min_tokens}; at most max_tokens, which is {max_tokens}"
-        raise invalid_field("sampling.min_tokens", problem)
 
 
 def _check_counts(spec: chat_pb2.ChatSpec) -> None:

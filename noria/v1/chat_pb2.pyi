@@ -618,7 +618,9 @@ Global___MessageStart: _TypeAlias = MessageStart  # noqa: Y015
 
 @_typing.final
 class ContentBlockStart(_message.Message):
-    """ContentBlockStart opens block `index`."""
+    """ContentBlockStart opens block `index`. A served answer has at least one
+    block; the one of an empty answer has no delta.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -29,9 +29,9 @@ class ChatServiceStub:
     """ChatService is what clients call, on the router.
 
     Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`. The router makes the request id and sends it at once as
-    initial metadata `noria-request-id`; it stands in `message_start` and in every
-    error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
+    or `x-api-key: KEY`; both may be present if they agree. The router makes the
+    request id and sends it at once as initial metadata `noria-request-id`; it
+    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
     `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
 
     A call without a deadline gets the server's default (600 s).
@@ -94,9 +94,9 @@ class ChatServiceServicer:
     """ChatService is what clients call, on the router.
 
     Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`. The router makes the request id and sends it at once as
-    initial metadata `noria-request-id`; it stands in `message_start` and in every
-    error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
+    or `x-api-key: KEY`; both may be present if they agree. The router makes the
+    request id and sends it at once as initial metadata `noria-request-id`; it
+    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
     `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
 
     A call without a deadline gets the server's default (600 s).
@@ -227,9 +227,9 @@ class ChatService:
     """ChatService is what clients call, on the router.
 
     Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`. The router makes the request id and sends it at once as
-    initial metadata `noria-request-id`; it stands in `message_start` and in every
-    error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
+    or `x-api-key: KEY`; both may be present if they agree. The router makes the
+    request id and sends it at once as initial metadata `noria-request-id`; it
+    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
     `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
 
     A call without a deadline gets the server's default (600 s).
