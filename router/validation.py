@@ -54,6 +54,8 @@ def _check_counts(spec: chat_pb2.ChatSpec) -> None:
     if not spec.messages:
         raise invalid_field("messages", "0 messages; at least 1")
     _at_most("messages", len(spec.messages), limits.MAX_MESSAGES, "messages")
+    blocks = sum(len(message.content) for message in spec.messages)
+    _at_most("messages", blocks, limits.MAX_BLOCKS, "content blocks")
     _at_most("stop_sequences", len(spec.stop_sequences), limits.MAX_STOP_SEQUENCES, "strings")
     _at_most("tools", len(spec.tools), limits.MAX_TOOLS, "tools")
     stop_ids = len(spec.sampling.stop_token_ids)

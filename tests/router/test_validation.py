@@ -25,6 +25,11 @@ def text(value: str) -> chat_pb2.ContentBlock:
 BAD = [
     (chat_pb2.ChatSpec(), "messages", ["0", "1"]),
     (chat_pb2.ChatSpec(messages=[user("x")] * MANY), "messages", [str(MANY), "4096"]),
+    (
+        chat_pb2.ChatSpec(messages=[chat_pb2.Message(content=[text("x")] * 5)] * 4000),
+        "messages",
+        ["20000", "16384"],
+    ),
     (with_message(role=chat_pb2.ROLE_UNSPECIFIED, blocks=[text("x")]), "messages[0].role", []),
     (with_message(role=77, blocks=[text("x")]), "messages[0].role", []),
     (with_message(), "messages[0].content", ["0", "1"]),
