@@ -154,8 +154,9 @@ async def _until_signalled(work: Callable[[StopRule], Coroutine[Any, Any, None]]
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # nohup has asked that a hangup be ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        # nohup has asked that a hangup be ignored. A shell's `&` asks the same of SIGINT, but
+        # whoever sends one to a service in the background means it.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop)
     with contextlib.suppress(asyncio.CancelledError):
         await task

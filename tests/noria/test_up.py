@@ -1,84 +1,27 @@
 """`noria up` and `noria demo` as a person runs them, with stub services."""
 
-import contextlib
 import json
 import os
-import queue
 import re
-import select
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from noria.client.sync_client import Client
+from tests.support.command import ends, running
 
 STUB = Path(__file__).with_name("stub_service.py")
-SECONDS = 30
 
 
-class Command:
-    """A running `noria` command and the lines it writes."""
-
-    def __init__(self, process):
-        self.process = process
-        self.seen = []
-        self._lines = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self._lines.put(line.rstrip("\n"))
-        self._lines.put(None)
-
-    def until(self, pattern):
-        """Read lines until one matches."""
-        while (line := self._lines.get(timeout=SECONDS)) is not None:
-            self.seen.append(line)
-            if found := re.search(pattern, line):
-                return found
-        raise AssertionError(f"no line with {pattern!r} in {self.seen}")
-
-    def exit_code(self):
-        """Wait for the end; everything written is then in `seen`."""
-        while (line := self._lines.get(timeout=SECONDS)) is not None:
-            self.seen.append(line)
-        return self.process.wait(SECONDS)
-
-    def pid_handles(self):
-        """Handles of all children seen so far: they tell when those end."""
-        pids = re.findall(r": pid .*pid=(\d+)", "\n".join(self.seen))
-        return [os.pidfd_open(int(pid)) for pid in pids]
-
-
-def ends(handle):
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    return bool(poll.poll(SECONDS * 1000))
-
-
-@contextlib.contextmanager
-def noria(tmp_path, *arguments, **behaviours):
-    (tmp_path / "model.gguf").touch()
-    model = ("--model", str(tmp_path / "model.gguf")) if arguments[0] != "chat" else ()
-    process = subprocess.Popen(
-        [sys.executable, str(STUB), "cli", json.dumps(behaviours), *arguments, *model],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    command = Command(process)
-    try:
-        yield command
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(SECONDS)
+def noria(tmp_path, *arguments, before=None, **behaviours):
+    """The command with stub services that behave as told."""
+    model = tmp_path / "model.gguf"
+    model.touch()
+    stubs = (sys.executable, str(STUB), "cli", json.dumps(behaviours))
+    return running(*stubs, *arguments, "--model", str(model), preexec_fn=before)
 
 
 def test_up_says_where_it_listens_and_the_key_file_lets_a_client_in(tmp_path):
@@ -96,7 +39,7 @@ def test_up_says_where_it_listens_and_the_key_file_lets_a_client_in(tmp_path):
 def test_one_signal_stops_all_in_order_and_exits_0(tmp_path, number):
     with noria(tmp_path, "up", "--port", "0", "--workers", "2", "--verbose") as command:
         command.until("stop:")
-        handles = command.pid_handles()
+        handles = command.child_handles()
         assert len(handles) == 4
         command.process.send_signal(number)
         assert command.exit_code() == 0
@@ -105,13 +48,27 @@ def test_one_signal_stops_all_in_order_and_exits_0(tmp_path, number):
     assert names == ["router", "worker 2", "worker 1", "tokenizer"]
 
 
+def test_in_the_background_sigint_still_stops_it_and_nohup_is_respected(tmp_path):
+    def ignore_both():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with noria(tmp_path, "up", "--port", "0", before=ignore_both) as command:
+        command.until("stop:")
+        status = Path(f"/proc/{command.process.pid}/status").read_text()
+        ignored = int(re.search(r"SigIgn:\s+(\w+)", status).group(1), 16)
+        assert ignored & (1 << (signal.SIGHUP - 1))
+        command.process.send_signal(signal.SIGINT)
+        assert command.exit_code() == 0
+
+
 def test_a_signal_while_it_loads_stops_all_and_exits_0(tmp_path):
     behaviours = {"worker": "loads-for-ever"}
     with noria(
         tmp_path, "up", "--port", "0", "--verbose", router="loads-for-ever", **behaviours
     ) as command:
         command.until("router: loading")
-        handles = command.pid_handles()
+        handles = command.child_handles()
         command.process.send_signal(signal.SIGINT)
         assert command.exit_code() == 0
         assert len(handles) == 3
@@ -121,7 +78,7 @@ def test_a_signal_while_it_loads_stops_all_and_exits_0(tmp_path):
 def test_a_second_signal_does_not_wait_for_a_child_that_will_not_stop(tmp_path):
     with noria(tmp_path, "up", "--port", "0", "--verbose", router="stubborn") as command:
         command.until("stop:")
-        handles = command.pid_handles()
+        handles = command.child_handles()
         command.process.send_signal(signal.SIGINT)
         command.until("stopping")
         command.process.send_signal(signal.SIGTERM)
@@ -132,7 +89,7 @@ def test_a_second_signal_does_not_wait_for_a_child_that_will_not_stop(tmp_path):
 def test_no_child_survives_a_supervisor_that_is_killed(tmp_path):
     with noria(tmp_path, "up", "--port", "0", "--verbose") as command:
         command.until("stop:")
-        handles = command.pid_handles()
+        handles = command.child_handles()
         assert len(handles) == 3
         command.process.kill()
         assert all(ends(handle) for handle in handles)
