@@ -1,11 +1,16 @@
 """What all tests share: the demo model's place, the fixture tokenizer's, scripted workers."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from noria.service.gguf_file import read_gguf
+
+# Read when torch is first imported. Threads that spin at the end of each parallel region
+# would take turns with every other process on the same cores: steps ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
