@@ -97,12 +97,20 @@ async def running_stack(
             running_child(router_spec(plan, tokenizer, workers), on_event, rule)
         )
         children.append(router)
-        address = await unless_died(children, _serving(router))
+        address = await unless_died(children, _all_ready(children, router))
         yield RunningStack(address, plan.model.name, tuple(children))
 
 
 async def _addresses(children: list[Child]) -> list[str]:
     return [str((await child.event("listening"))["address"]) for child in children]
+
+
+async def _all_ready(children: list[Child], router: Child) -> str:
+    """Wait until the router serves and all have said that they are ready; its address."""
+    address = await _serving(router)
+    for child in children:
+        await child.event("ready")
+    return address
 
 
 async def _serving(router: Child) -> str:

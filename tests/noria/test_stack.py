@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from noria.cli import stack, up
 from noria.cli.keys import key_sha256
+from noria.cli.main import main
 from noria.cli.model_source import ModelSource
 from noria.cli.options import worker_flags
 from noria.cli.stack import StackPlan, backend_specs, router_spec
@@ -78,3 +80,13 @@ def test_several_workers_share_the_cores(monkeypatch, tmp_path, workers, given, 
     model.touch()
     plan = up.prepare(0, str(model), workers, {"cpu_threads": given}, "key")
     assert flag(backend_specs(plan)[1], "--cpu-threads") == expected
+
+
+def test_fetch_prints_where_the_model_lies_or_why_it_cannot_be_had(tmp_path):
+    model = tmp_path / "m.gguf"
+    model.touch()
+    found = CliRunner().invoke(main, ["fetch", str(model)])
+    assert (found.exit_code, found.stdout) == (0, f"{model}\n")
+    absent = CliRunner().invoke(main, ["fetch", str(tmp_path / "none")])
+    assert absent.exit_code == 1
+    assert absent.stderr.startswith("Error: model ")
