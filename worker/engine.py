@@ -70,12 +70,14 @@ class EngineOutput:
     """Everything that one turn of the engine produced.
 
     `output` is None when nothing was computed (only endings or refusals). `step_s` is the
-    step's duration in seconds. `failure` is what the batch raised.
+    step's duration in seconds. `begun` has the account of each sequence whose first token
+    this is, by its id. `failure` is what the batch raised.
     """
 
     output: SchedulerOutput | None = None
     step_s: float = 0.0
     updates: list[SequenceUpdate] = field(default_factory=list)
+    begun: dict[int, Account] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     failure: Exception | None = None
@@ -209,6 +211,7 @@ class Engine:
             account = self._accounts[update.sequence.sequence_id]
             if update.token is not None and account.first_token is None:
                 account.first_token = now
+                self._pending.begun[update.sequence.sequence_id] = account
             if update.sequence.finish_reason is not None:
                 self._end(update.sequence)
 

@@ -14,13 +14,14 @@ from typing import Protocol
 
 from noria.service.outbox import Outbox
 from noria.v1 import worker_pb2
-from worker.engine import EngineLoad, EngineOutput
+from worker.engine import Account, EngineLoad, EngineOutput
 from worker.scheduler import SequenceUpdate
 from worker.sequence import Sequence
 from worker.translate import (
     InvalidSubmitError,
     ModelLimits,
     StepFacts,
+    durations_us,
     finished_from,
     sequence_from,
     step_record,
@@ -226,7 +227,8 @@ class SessionHub:
         messages: dict[Session, StepMessage] = {}
         step = self._step_facts(output)
         for update in output.updates:
-            self._deliver_update(update, step, messages)
+            begun = output.begun.get(update.sequence.sequence_id)
+            self._deliver_update(update, step, begun, messages)
         for ended in output.ended:
             terminal = worker_pb2.Terminal()
             if ended.failed:
@@ -251,7 +253,11 @@ class SessionHub:
             session.report_load()
 
     def _deliver_update(
-        self, update: SequenceUpdate, step: StepFacts, messages: dict[Session, StepMessage]
+        self,
+        update: SequenceUpdate,
+        step: StepFacts,
+        begun: Account | None,
+        messages: dict[Session, StepMessage],
     ) -> None:
         route = self._routes.get(update.sequence.sequence_id)
         if route is None or not (update.token or update.sequence.trace_steps):
@@ -260,6 +266,8 @@ class SessionHub:
         delta = worker_pb2.Delta(submit_number=number, choice=update.sequence.choice)
         if update.token is not None:
             delta.token_ids.append(update.token.token_id)
+        if begun is not None:
+            delta.waiting_us, delta.prefill_us, _ = durations_us(begun)
         if update.sequence.trace_steps:
             delta.steps.append(step_record(update, step))
         messages.setdefault(session, StepMessage()).add_delta(delta)

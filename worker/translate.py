@@ -187,22 +187,30 @@ def finished_from(ended: Ended) -> worker_pb2.Finished:
     reason = sequence.finish_reason
     if reason is None:
         raise ValueError(f"sequence {sequence.sequence_id} has not ended")
-    waiting, prefill, decode = _durations(account)
+    waiting, prefill, decode = durations_us(account)
     return worker_pb2.Finished(
         finish_reasons=[FINISH_REASONS[reason]],
         output_tokens=[len(sequence.output_token_ids)],
         prompt_tokens=len(sequence.prompt_token_ids),
         computed_tokens=account.computed_tokens,
         preemptions=sequence.num_preemptions,
-        waiting_us=_us(waiting),
-        prefill_us=_us(prefill),
-        decode_us=_us(decode),
+        waiting_us=waiting,
+        prefill_us=prefill,
+        decode_us=decode,
         device_us=_us(account.device_s),
     )
 
 
+def durations_us(account: Account) -> tuple[int, int, int]:
+    """Microseconds until the first step, from there to the first token, from there to the end.
+
+    What has not come yet counts as nothing.
+    """
+    waiting, prefill, decode = _durations(account)
+    return _us(waiting), _us(prefill), _us(decode)
+
+
 def _durations(account: Account) -> tuple[float, float, float]:
-    """Seconds until the first step, from there to the first token, from there to the end."""
     first_step = account.ended if account.first_step is None else account.first_step
     first_token = account.ended if account.first_token is None else account.first_token
     return first_step - account.arrived, first_token - first_step, account.ended - first_token

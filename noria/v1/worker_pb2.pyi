@@ -456,12 +456,20 @@ class Delta(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    WAITING_US_FIELD_NUMBER: _builtins.int
+    PREFILL_US_FIELD_NUMBER: _builtins.int
     submit_number: _builtins.int
     choice: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens taken from the prefix cache; with the first id."""
     finish_reason: Global___FinishReason.ValueType
     """On a choice's last delta while other choices of the submit go on."""
+    waiting_us: _builtins.int
+    """With the first id: durations since the submit arrived until its first step,
+    and from there to that id. So they are known although no terminal entry may
+    be waited for.
+    """
+    prefill_us: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -482,14 +490,25 @@ class Delta(_message.Message):
         steps: _abc.Iterable[_common_pb2.StepRecord] | None = ...,
         cached_tokens: _builtins.int | None = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
+        waiting_us: _builtins.int | None = ...,
+        prefill_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prefill_us", b"_prefill_us", "_waiting_us", b"_waiting_us", "cached_tokens", b"cached_tokens", "prefill_us", b"prefill_us", "waiting_us", b"waiting_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "choice", b"choice", "chosen", b"chosen", "finish_reason", b"finish_reason", "steps", b"steps", "submit_number", b"submit_number", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prefill_us", b"_prefill_us", "_waiting_us", b"_waiting_us", "cached_tokens", b"cached_tokens", "choice", b"choice", "chosen", b"chosen", "finish_reason", b"finish_reason", "prefill_us", b"prefill_us", "steps", b"steps", "submit_number", b"submit_number", "token_ids", b"token_ids", "waiting_us", b"waiting_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_us: _TypeAlias = _typing.Literal["prefill_us"]  # noqa: Y015
+    _WhichOneofArgType__prefill_us: _TypeAlias = _typing.Literal["_prefill_us", b"_prefill_us"]  # noqa: Y015
+    _WhichOneofReturnType__waiting_us: _TypeAlias = _typing.Literal["waiting_us"]  # noqa: Y015
+    _WhichOneofArgType__waiting_us: _TypeAlias = _typing.Literal["_waiting_us", b"_waiting_us"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_us) -> _WhichOneofReturnType__prefill_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting_us) -> _WhichOneofReturnType__waiting_us | None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
 

@@ -60,6 +60,7 @@ def test_a_sequence_ends_once_with_its_durations(engine, clock):
     assert account.computed_tokens == 22
     assert account.device_s == pytest.approx(4.0)
     assert ended.sequence.output_token_ids == expected_output(sequence.prompt_token_ids, 3)
+    assert [list(output.begun) for output in outputs] == [[], [1], [], []]
     assert outputs[-1].load.running == 0
     assert outputs[-1].load.free_blocks == 32
 

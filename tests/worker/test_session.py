@@ -70,6 +70,17 @@ async def test_a_step_is_one_message_with_everything_of_it(engine, hub):
         assert message.step.load.running == 1
 
 
+async def test_the_first_id_of_a_submit_and_no_other_comes_with_its_durations(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1))
+        for is_first in (True, False):
+            engine.step(hub)
+            (message,) = await taken(session)
+            (delta,) = message.step.deltas
+            assert delta.HasField("waiting_us") is is_first
+            assert delta.HasField("prefill_us") is is_first
+
+
 async def test_steps_merge_for_a_slow_reader_and_lose_nothing(engine, hub):
     with hub.session() as session:
         session.submit(submit(1))
