@@ -47,6 +47,8 @@ def run(module, behaviour, arguments):
     die_with_parent(int(arguments[arguments.index("--parent-pid") + 1]))
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: behaviour == "stubborn" or told.set())
+    # Whatever a failed test leaves behind ends by itself.
+    signal.alarm(300)
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(4))
     emit("pid", pid=os.getpid())
     if behaviour == "dies":
