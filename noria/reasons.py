@@ -38,6 +38,46 @@ class Reason(StrEnum):
     INTERNAL = "INTERNAL"
 
 
+class Retry(StrEnum):
+    """What a caller may do about a request that was not served."""
+
+    NO = "no"
+    AFTER_DELAY = "after the delay in RetryInfo"
+    WITH_BACKOFF = "with growing pauses"
+
+
+# Whether the same request may pass later. A delay in RetryInfo, where the server knows one,
+# comes before a caller's own pauses.
+RETRY_OF: dict[Reason, Retry] = {
+    Reason.INVALID_FIELD: Retry.NO,
+    Reason.MESSAGE_TOO_LARGE: Retry.NO,
+    Reason.CONTEXT_LENGTH_EXCEEDED: Retry.NO,
+    Reason.LIMIT_UNATTAINABLE: Retry.NO,
+    Reason.UNSUPPORTED: Retry.NO,
+    Reason.MODEL_NOT_FOUND: Retry.NO,
+    Reason.REQUEST_NOT_FOUND: Retry.NO,
+    Reason.INVALID_KEY: Retry.NO,
+    Reason.MODEL_FORBIDDEN: Retry.NO,
+    Reason.METHOD_FORBIDDEN: Retry.NO,
+    Reason.QUEUE_FULL: Retry.AFTER_DELAY,
+    Reason.REQUESTS_PER_MINUTE: Retry.AFTER_DELAY,
+    Reason.TOKENS_PER_MINUTE: Retry.AFTER_DELAY,
+    Reason.CONCURRENT_REQUESTS: Retry.AFTER_DELAY,
+    Reason.CONCURRENT_ENCODES: Retry.AFTER_DELAY,
+    Reason.QUEUE_SHARE: Retry.AFTER_DELAY,
+    Reason.SLOW_READER: Retry.NO,
+    Reason.DEADLINE_EXCEEDED: Retry.NO,
+    Reason.CANCELLED: Retry.NO,
+    Reason.NO_WORKER: Retry.WITH_BACKOFF,
+    Reason.NO_TOKENIZER: Retry.WITH_BACKOFF,
+    Reason.WORKER_LOST: Retry.WITH_BACKOFF,
+    Reason.TOKENIZER_LOST: Retry.WITH_BACKOFF,
+    Reason.VOCABULARY_MISMATCH: Retry.NO,
+    Reason.DRAINING: Retry.WITH_BACKOFF,
+    Reason.INTERNAL: Retry.NO,
+}
+
+
 class RequestError(Exception):
     """A request that is not served: the reason, a message for people, what helps.
 

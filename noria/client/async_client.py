@@ -1,5 +1,6 @@
 """The client for asyncio."""
 
+import asyncio
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -9,6 +10,7 @@ from noria.client.connection import channel_options, checked_address, find_api_k
 from noria.client.decode import error_of_rpc
 from noria.client.request import ChatOptions, Messages, chat_spec, checked_timeout
 from noria.client.result import ChatResult, result_of
+from noria.client.retry import Calls, repeated_async
 from noria.client.stream import AsyncChatStream
 from noria.v1 import chat_pb2, chat_pb2_grpc
 
@@ -16,9 +18,13 @@ from noria.v1 import chat_pb2, chat_pb2_grpc
 class AsyncClient:
     """Calls a Noria server from one event loop. Use it in an `async with` block.
 
+    `address` is host:port, or a name for several routers, which take the calls in
+    turn: dns:///name:port or ipv4:host:port,host:port.
     `api_key`: left out, it is NORIA_API_KEY or what `noria up` wrote. `timeout`
-    is every call's deadline in seconds unless the call names its own. Calls raise
-    NoriaError; ValueError or TypeError for what cannot be sent at all.
+    is every call's deadline in seconds unless the call names its own. With `retry`
+    a chat that the server refuses before its first event, saying after which delay
+    it may pass, is asked again after that delay if this is before the deadline.
+    Calls raise NoriaError; ValueError or TypeError for what cannot be sent at all.
     """
 
     def __init__(
@@ -27,10 +33,12 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         timeout: float = 600.0,
+        retry: bool = True,
     ) -> None:
         self._address = checked_address(address)
         self._timeout = checked_timeout(timeout)
         self._metadata = key_metadata(find_api_key(api_key))
+        self._calls = Calls(asyncio.Event, retry=retry)
         self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Self:
@@ -46,6 +54,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; calls still running are cancelled."""
+        self._calls.end_all()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -53,19 +62,23 @@ class AsyncClient:
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncChatStream:
         """Ask and read the answer as it comes; the call starts on entering the block."""
         request = chat_pb2.StreamChatRequest(spec=chat_spec(messages, options))
-        timeout = self._deadline(options)
         return AsyncChatStream(
-            lambda: self._stub().StreamChat(request, timeout=timeout, metadata=self._metadata)
+            lambda timeout: self._stub().StreamChat(
+                request, timeout=timeout, metadata=self._metadata
+            ),
+            self._calls.begin(self._deadline(options)),
         )
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
         """Ask and wait for the whole answer."""
         request = chat_pb2.ChatRequest(spec=chat_spec(messages, options))
-        timeout = self._deadline(options)
-        try:
-            response = await self._stub().Chat(request, timeout=timeout, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise error_of_rpc(error) from None
+        with self._calls.begin(self._deadline(options)) as attempts:
+            response = await repeated_async(
+                attempts,
+                lambda timeout: self._stub().Chat(
+                    request, timeout=timeout, metadata=self._metadata
+                ),
+            )
         return result_of(response)
 
     async def cancel(self, request_id: str) -> None:

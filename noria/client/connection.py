@@ -1,5 +1,6 @@
 """Where a client connects to, and as whom."""
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from noria.service.channel import CLIENT_OPTIONS, Options
 
 KEY_FILE = "api-key"
 _LOOPBACK = ("localhost:", "127.", "[::1]:")
+_SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
+# Calls go in turn to every address that a name stands for: routers share the load, and when
+# one stops, the others take over.
+_SERVICE_CONFIG = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 
 
 def config_dir() -> Path:
@@ -37,7 +42,7 @@ def key_metadata(key: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def checked_address(address: str) -> str:
-    """A gRPC target: host:port, or a URI such as dns:///host:port. Raises ValueError."""
+    """A gRPC target: host:port, dns:///host:port, ipv4:host:port,host:port. Raises ValueError."""
     port = address.rpartition(":")[2]
     if "://" not in address and not address.startswith("unix:") and not port.isdecimal():
         raise ValueError(f"address: host:port or dns:///host:port is needed, got {address!r}")
@@ -46,6 +51,13 @@ def checked_address(address: str) -> str:
 
 def channel_options(address: str) -> Options:
     """Options of a channel to `address`; a proxy is never asked for this computer itself."""
-    if address.startswith(_LOOPBACK):
-        return (*CLIENT_OPTIONS, ("grpc.enable_http_proxy", 0))
-    return CLIENT_OPTIONS
+    options = (*CLIENT_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG))
+    if _is_this_computer(address):
+        return (*options, ("grpc.enable_http_proxy", 0))
+    return options
+
+
+def _is_this_computer(address: str) -> bool:
+    scheme = next((scheme for scheme in _SCHEMES if address.startswith(scheme)), "")
+    hosts = address.removeprefix(scheme).split(",")
+    return all(host.startswith(_LOOPBACK) for host in hosts)

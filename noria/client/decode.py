@@ -78,7 +78,7 @@ def _read(serialized: bytes) -> _Details:
                 read.fields = tuple((v.field, v.description) for v in bad.field_violations)
             elif detail.Unpack(retry):
                 read.retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-        except (DecodeError, ValueError):
+        except (DecodeError, ValueError, OverflowError):
             continue
     return read
 

@@ -5,27 +5,35 @@ costs nothing.
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 import grpc
 
 from noria.client.decode import REQUEST_ID_KEY, Metadata, error_of_rpc
 from noria.client.errors import NoriaError, RequestCancelledError
 from noria.client.result import AnswerBuilder, ChatResult
+from noria.client.retry import Attempts, Event, pause, pause_async
 from noria.v1 import chat_pb2
 
-# Starts the RPC; called on entering the block.
-StartCall = Callable[[], Any]
+# Starts the RPC with a timeout in seconds: on entering the block, and again after a refusal.
+StartCall = Callable[[float], Any]
 
 
-class _Answer:
+class _Answer(Generic[Event]):
     """What both flavours know about the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: StartCall, begin: AbstractContextManager[Attempts[Event]]) -> None:
+        self._start = start
+        self._begin = begin
+        self._attempts: Attempts[Event]
+        self._held = ExitStack()
         self._builder = AnswerBuilder()
         self._call: Any = None
+        self._has_events = False
         self.request_id = ""
 
     def _started(self) -> Any:
@@ -42,7 +50,20 @@ class _Answer:
 
     def cancel(self) -> None:
         """Stop the request; whoever reads the stream gets RequestCancelledError."""
-        self._started().cancel()
+        self._started()
+        self._attempts.ended.set()
+        self._call.cancel()
+
+    def _start_call(self) -> None:
+        self._call = self._start(self._attempts.left())
+        # `cancel` may have come just before, and stopped the attempt before this one.
+        if self._attempts.ended.is_set():
+            self._call.cancel()
+
+    def _take(self, event: chat_pb2.StreamEvent) -> chat_pb2.StreamEvent:
+        self._has_events = True
+        self._builder.add(event)
+        return event
 
     def _note_metadata(self, pairs: Any) -> None:
         self.request_id = Metadata.of(pairs).text(REQUEST_ID_KEY)
@@ -58,24 +79,20 @@ def _task_is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class ChatStream(_Answer):
+class ChatStream(_Answer[threading.Event]):
     """A streamed answer. Use it as `with client.stream_chat(...) as stream`.
 
     Iterating gives pieces of text as they come; `events()` gives the events
-    themselves. `request_id` is known on entering. Both raise NoriaError.
+    themselves. `request_id` is known on entering, and new after each refusal that
+    is tried again. Both raise NoriaError.
     """
 
-    def __init__(self, start: StartCall) -> None:
-        super().__init__()
-        self._start = start
-
     def __enter__(self) -> Self:
-        self._call = self._start()
-        try:
-            self._note_metadata(self._call.initial_metadata())
-        except BaseException:
-            self._call.cancel()
-            raise
+        with ExitStack() as held:
+            self._attempts = held.enter_context(self._begin)
+            held.callback(lambda: self._call and self._call.cancel())
+            self._attempt()
+            self._held = held.pop_all()
         return self
 
     def __exit__(
@@ -84,16 +101,18 @@ class ChatStream(_Answer):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._started().cancel()
+        self._held.close()
 
     def events(self) -> Iterator[chat_pb2.StreamEvent]:
         """The remaining events of the stream."""
-        try:
-            for response in self._started():
-                self._builder.add(response.event)
-                yield response.event
-        except grpc.RpcError as error:
-            raise error_of_rpc(error, self.request_id) from None
+        while True:
+            try:
+                for response in self._started():
+                    yield self._take(response.event)
+                break
+            except grpc.RpcError as error:
+                failure = error_of_rpc(error, self.request_id)
+            self._attempt_after(failure)
         self._check_end()
 
     def __iter__(self) -> Iterator[str]:
@@ -101,25 +120,31 @@ class ChatStream(_Answer):
             if event.choice == 0 and event.content_block_delta.text:
                 yield event.content_block_delta.text
 
+    def _attempt_after(self, failure: NoriaError) -> None:
+        if self._has_events:
+            raise failure
+        pause(self._attempts, failure)
+        self._attempt()
 
-class AsyncChatStream(_Answer):
+    def _attempt(self) -> None:
+        self._start_call()
+        self._note_metadata(self._call.initial_metadata())
+
+
+class AsyncChatStream(_Answer[asyncio.Event]):
     """A streamed answer. Use it as `async with client.stream_chat(...) as stream`.
 
     Iterating gives pieces of text as they come; `events()` gives the events
-    themselves. `request_id` is known on entering. Both raise NoriaError.
+    themselves. `request_id` is known on entering, and new after each refusal that
+    is tried again. Both raise NoriaError.
     """
 
-    def __init__(self, start: StartCall) -> None:
-        super().__init__()
-        self._start = start
-
     async def __aenter__(self) -> Self:
-        self._call = self._start()
-        try:
-            self._note_metadata(await self._call.initial_metadata())
-        except BaseException:
-            self._call.cancel()
-            raise
+        with ExitStack() as held:
+            self._attempts = held.enter_context(self._begin)
+            held.callback(lambda: self._call and self._call.cancel())
+            await self._attempt()
+            self._held = held.pop_all()
         return self
 
     async def __aexit__(
@@ -128,14 +153,41 @@ class AsyncChatStream(_Answer):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._started().cancel()
+        self._held.close()
 
     async def events(self) -> AsyncIterator[chat_pb2.StreamEvent]:
         """The remaining events of the stream."""
+        while True:
+            try:
+                with self._errors_of_call():
+                    async for response in self._started():
+                        yield self._take(response.event)
+                break
+            except NoriaError as error:
+                failure = error
+            await self._attempt_after(failure)
+        self._check_end()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for event in self.events():
+            if event.choice == 0 and event.content_block_delta.text:
+                yield event.content_block_delta.text
+
+    async def _attempt_after(self, failure: NoriaError) -> None:
+        if self._has_events:
+            raise failure
+        await pause_async(self._attempts, failure)
+        with self._errors_of_call():
+            await self._attempt()
+
+    async def _attempt(self) -> None:
+        self._start_call()
+        self._note_metadata(await self._call.initial_metadata())
+
+    @contextmanager
+    def _errors_of_call(self) -> Iterator[None]:
         try:
-            async for response in self._started():
-                self._builder.add(response.event)
-                yield response.event
+            yield
         except grpc.RpcError as error:
             raise error_of_rpc(error, self.request_id) from None
         except asyncio.CancelledError:
@@ -146,9 +198,3 @@ class AsyncChatStream(_Answer):
             raise RequestCancelledError(
                 message, code=grpc.StatusCode.CANCELLED, request_id=self.request_id
             ) from None
-        self._check_end()
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        async for event in self.events():
-            if event.choice == 0 and event.content_block_delta.text:
-                yield event.content_block_delta.text

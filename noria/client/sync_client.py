@@ -1,5 +1,6 @@
 """The client for ordinary code."""
 
+import threading
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -9,6 +10,7 @@ from noria.client.connection import channel_options, checked_address, find_api_k
 from noria.client.decode import error_of_rpc
 from noria.client.request import ChatOptions, Messages, chat_spec, checked_timeout
 from noria.client.result import ChatResult, result_of
+from noria.client.retry import Calls, repeated
 from noria.client.stream import ChatStream
 from noria.v1 import chat_pb2, chat_pb2_grpc
 
@@ -16,9 +18,13 @@ from noria.v1 import chat_pb2, chat_pb2_grpc
 class Client:
     """Calls a Noria server; may be shared by threads. Use it in a `with` block.
 
+    `address` is host:port, or a name for several routers, which take the calls in
+    turn: dns:///name:port or ipv4:host:port,host:port.
     `api_key`: left out, it is NORIA_API_KEY or what `noria up` wrote. `timeout`
-    is every call's deadline in seconds unless the call names its own. Calls raise
-    NoriaError; ValueError or TypeError for what cannot be sent at all.
+    is every call's deadline in seconds unless the call names its own. With `retry`
+    a chat that the server refuses before its first event, saying after which delay
+    it may pass, is asked again after that delay if this is before the deadline.
+    Calls raise NoriaError; ValueError or TypeError for what cannot be sent at all.
     """
 
     def __init__(
@@ -27,9 +33,11 @@ class Client:
         *,
         api_key: str | None = None,
         timeout: float = 600.0,
+        retry: bool = True,
     ) -> None:
         self._timeout = checked_timeout(timeout)
         self._metadata = key_metadata(find_api_key(api_key))
+        self._calls = Calls(threading.Event, retry=retry)
         options = channel_options(checked_address(address))
         self._channel = grpc.insecure_channel(address, options=options)
         self._stub = chat_pb2_grpc.ChatServiceStub(self._channel)
@@ -47,24 +55,28 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; calls still running are cancelled."""
+        self._calls.end_all()
         self._channel.close()
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
         """Ask and read the answer as it comes; the call starts on entering the block."""
         request = chat_pb2.StreamChatRequest(spec=chat_spec(messages, options))
-        timeout = self._deadline(options)
         return ChatStream(
-            lambda: self._stub.StreamChat(request, timeout=timeout, metadata=self._metadata)
+            lambda timeout: self._stub.StreamChat(
+                request, timeout=timeout, metadata=self._metadata
+            ),
+            self._calls.begin(self._deadline(options)),
         )
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
         """Ask and wait for the whole answer."""
         request = chat_pb2.ChatRequest(spec=chat_spec(messages, options))
-        timeout = self._deadline(options)
-        try:
-            return result_of(self._stub.Chat(request, timeout=timeout, metadata=self._metadata))
-        except grpc.RpcError as error:
-            raise error_of_rpc(error) from None
+        with self._calls.begin(self._deadline(options)) as attempts:
+            response = repeated(
+                attempts,
+                lambda timeout: self._stub.Chat(request, timeout=timeout, metadata=self._metadata),
+            )
+        return result_of(response)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of one's own; one that has ended already is no error."""

@@ -14,7 +14,7 @@ from tests.noria.fake_chat import REQUEST_ID, refuse
 
 @pytest.fixture
 async def client(chat_service):
-    async with AsyncClient(chat_service.address, api_key="k", timeout=20) as client:
+    async with AsyncClient(chat_service.address, api_key="k", timeout=20, retry=False) as client:
         yield client
 
 

@@ -5,6 +5,9 @@ import threading
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import status_pb2
+from google.rpc.error_details_pb2 import RetryInfo
 
 import noria
 from noria import Client
@@ -16,7 +19,7 @@ from tests.noria.fake_chat import REQUEST_ID, answer_events, refuse, text_event
 
 @pytest.fixture
 def client(chat_service):
-    with Client(chat_service.address, api_key="k", timeout=20) as client:
+    with Client(chat_service.address, api_key="k", timeout=20, retry=False) as client:
         yield client
 
 
@@ -150,6 +153,20 @@ def test_details_that_cannot_be_read_leave_the_plain_status(chat_service, client
     with pytest.raises(noria.NoriaError, match="broken") as caught:
         client.chat("q")
     assert caught.value.reason is None
+
+
+def test_a_delay_beyond_all_bounds_counts_as_none(chat_service, client):
+    status = status_pb2.Status(code=8)
+    status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=2**62)))
+
+    def events(_spec, context):
+        context.set_trailing_metadata(((DETAILS_KEY, status.SerializeToString()),))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later")
+
+    chat_service.events = events
+    with pytest.raises(noria.NoriaError, match="later") as caught:
+        client.chat("q")
+    assert caught.value.retry_after_s is None
 
 
 def test_nobody_at_the_address_is_said_as_such():

@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
-from noria.client.errors import ERROR_OF
+from noria.client.errors import ERROR_OF, LimitError
 from noria.client.public import __all__ as exported
-from noria.reasons import Reason, RequestError, invalid_field
+from noria.reasons import RETRY_OF, Reason, RequestError, Retry, invalid_field
 from noria.service.errors import STATUS_OF
 from noria.v1 import common_pb2
 
@@ -16,8 +16,14 @@ def test_python_and_proto_name_the_same_reasons():
     assert wire - {"UNSPECIFIED"} == {reason.value for reason in Reason}
 
 
-def test_every_reason_has_a_status():
-    assert set(STATUS_OF) == set(Reason)
+def test_every_reason_has_a_status_and_says_whether_to_retry():
+    assert set(STATUS_OF) == set(RETRY_OF) == set(Reason)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_only_a_limit_promises_that_the_same_request_passes_after_a_delay(reason):
+    is_limit = issubclass(ERROR_OF[reason], LimitError) and reason is not Reason.SLOW_READER
+    assert (RETRY_OF[reason] is Retry.AFTER_DELAY) == is_limit
 
 
 @pytest.mark.parametrize("reason", Reason)
