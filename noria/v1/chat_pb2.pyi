@@ -28,16 +28,22 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     DESCRIPTOR: _descriptor.EnumDescriptor
     ROLE_UNSPECIFIED: _Role.ValueType  # 0
     ROLE_SYSTEM: _Role.ValueType  # 1
+    """Instructions; `ChatSpec.system` says the same more briefly."""
     ROLE_USER: _Role.ValueType  # 2
+    """The one who asks."""
     ROLE_ASSISTANT: _Role.ValueType  # 3
+    """The model."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """Role says whose turn it is."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 ROLE_SYSTEM: Role.ValueType  # 1
+"""Instructions; `ChatSpec.system` says the same more briefly."""
 ROLE_USER: Role.ValueType  # 2
+"""The one who asks."""
 ROLE_ASSISTANT: Role.ValueType  # 3
+"""The model."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _ToolChoiceMode:
@@ -48,18 +54,26 @@ class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCh
     DESCRIPTOR: _descriptor.EnumDescriptor
     TOOL_CHOICE_MODE_UNSPECIFIED: _ToolChoiceMode.ValueType  # 0
     TOOL_CHOICE_MODE_AUTO: _ToolChoiceMode.ValueType  # 1
+    """The model decides."""
     TOOL_CHOICE_MODE_ANY: _ToolChoiceMode.ValueType  # 2
+    """It must call some tool."""
     TOOL_CHOICE_MODE_TOOL: _ToolChoiceMode.ValueType  # 3
+    """It must call the tool named."""
     TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 4
+    """It must call none."""
 
 class ToolChoiceMode(_ToolChoiceMode, metaclass=_ToolChoiceModeEnumTypeWrapper):
-    """ToolChoiceMode is as in the Messages API."""
+    """ToolChoiceMode says how free the model is."""
 
 TOOL_CHOICE_MODE_UNSPECIFIED: ToolChoiceMode.ValueType  # 0
 TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 1
+"""The model decides."""
 TOOL_CHOICE_MODE_ANY: ToolChoiceMode.ValueType  # 2
+"""It must call some tool."""
 TOOL_CHOICE_MODE_TOOL: ToolChoiceMode.ValueType  # 3
+"""It must call the tool named."""
 TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 4
+"""It must call none."""
 Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
 
 class _StopReason:
@@ -100,24 +114,38 @@ class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     DESCRIPTOR: _descriptor.EnumDescriptor
     REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
     REQUEST_STATE_QUEUED: _RequestState.ValueType  # 1
+    """Before a worker has it."""
     REQUEST_STATE_RUNNING: _RequestState.ValueType  # 2
+    """A worker has it."""
     REQUEST_STATE_SERVED: _RequestState.ValueType  # 3
+    """Answered in full."""
     REQUEST_STATE_REFUSED: _RequestState.ValueType  # 4
+    """Not taken; `Timeline.reason` says why."""
     REQUEST_STATE_CANCELLED: _RequestState.ValueType  # 5
+    """By the caller."""
     REQUEST_STATE_EXPIRED: _RequestState.ValueType  # 6
+    """Its deadline passed."""
     REQUEST_STATE_FAILED: _RequestState.ValueType  # 7
+    """By a fault of the service; `Timeline.reason` says which."""
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
     """RequestState is where a request is now."""
 
 REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
 REQUEST_STATE_QUEUED: RequestState.ValueType  # 1
+"""Before a worker has it."""
 REQUEST_STATE_RUNNING: RequestState.ValueType  # 2
+"""A worker has it."""
 REQUEST_STATE_SERVED: RequestState.ValueType  # 3
+"""Answered in full."""
 REQUEST_STATE_REFUSED: RequestState.ValueType  # 4
+"""Not taken; `Timeline.reason` says why."""
 REQUEST_STATE_CANCELLED: RequestState.ValueType  # 5
+"""By the caller."""
 REQUEST_STATE_EXPIRED: RequestState.ValueType  # 6
+"""Its deadline passed."""
 REQUEST_STATE_FAILED: RequestState.ValueType  # 7
+"""By a fault of the service; `Timeline.reason` says which."""
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
 @_typing.final
@@ -144,33 +172,43 @@ class ChatSpec(_message.Message):
     system: _builtins.str
     """System text, put before `messages` as the model's template does."""
     max_tokens: _builtins.int
-    """At least 1. Absent: the model's default, capped by the room left."""
+    """Length of the answer at most, in tokens; at least 1. Absent: the model's
+    default, capped by the room that the prompt leaves.
+    """
     n: _builtins.int
     """Number of independent answers. Absent: 1."""
     priority: _builtins.int
     """Higher is more urgent; capped by the key's ceiling. Absent: 0."""
     trace_steps: _builtins.bool
-    """Send the engine's record of each step on the stream."""
+    """Send the engine's record of each step with the answer. Absent: false."""
     thinking: _builtins.bool
-    """Let the model think before it answers, where its template offers this."""
+    """Let the model think before it answers, where its template offers this.
+    Absent: false.
+    """
     skip_special_tokens: _builtins.bool
     """Leave control tokens out of the text. Absent: true."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
-        """The conversation, oldest first. A last message of the assistant is
-        continued rather than answered.
+        """The conversation, oldest first; at least one message. A last message of
+        the assistant is continued rather than answered.
         """
 
     @_builtins.property
-    def sampling(self) -> _common_pb2.SamplingParams: ...
+    def sampling(self) -> _common_pb2.SamplingParams:
+        """How tokens are chosen. Absent: every default below."""
+
     @_builtins.property
     def stop_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end the output; they are not part of it."""
 
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Functions that the model may call."""
+
     @_builtins.property
-    def tool_choice(self) -> Global___ToolChoice: ...
+    def tool_choice(self) -> Global___ToolChoice:
+        """Whether it must. Absent: the model decides."""
+
     def __init__(
         self,
         *,
@@ -232,8 +270,11 @@ class Message(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
+    """Who speaks; must be set."""
     @_builtins.property
-    def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBlock]: ...
+    def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBlock]:
+        """The parts of the turn, in order; at least one, and not all of them empty."""
+
     def __init__(
         self,
         *,
@@ -259,13 +300,21 @@ class ContentBlock(_message.Message):
     TOOL_USE_FIELD_NUMBER: _builtins.int
     TOOL_RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def text(self) -> Global___TextBlock: ...
+    def text(self) -> Global___TextBlock:
+        """Plain text."""
+
     @_builtins.property
-    def thinking(self) -> Global___ThinkingBlock: ...
+    def thinking(self) -> Global___ThinkingBlock:
+        """The model's reasoning."""
+
     @_builtins.property
-    def tool_use(self) -> Global___ToolUseBlock: ...
+    def tool_use(self) -> Global___ToolUseBlock:
+        """A call of a tool, by the model."""
+
     @_builtins.property
-    def tool_result(self) -> Global___ToolResultBlock: ...
+    def tool_result(self) -> Global___ToolResultBlock:
+        """What that call returned."""
+
     def __init__(
         self,
         *,
@@ -292,6 +341,7 @@ class TextBlock(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """Any Unicode. What looks like a control token stays text."""
     def __init__(
         self,
         *,
@@ -313,6 +363,7 @@ class ThinkingBlock(_message.Message):
 
     THINKING_FIELD_NUMBER: _builtins.int
     thinking: _builtins.str
+    """The reasoning as text."""
     def __init__(
         self,
         *,
@@ -336,7 +387,9 @@ class ToolUseBlock(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     INPUT_JSON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """Names the call; its result refers to it."""
     name: _builtins.str
+    """The tool called."""
     input_json: _builtins.str
     """The arguments as JSON text."""
     def __init__(
@@ -364,8 +417,11 @@ class ToolResultBlock(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     IS_ERROR_FIELD_NUMBER: _builtins.int
     tool_use_id: _builtins.str
+    """The `ToolUseBlock.id` that this answers."""
     content: _builtins.str
+    """The result as text."""
     is_error: _builtins.bool
+    """The call failed, and `content` says how."""
     def __init__(
         self,
         *,
@@ -391,7 +447,9 @@ class Tool(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     INPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """What the model calls it by."""
     description: _builtins.str
+    """What it does and when to use it; the model reads this."""
     input_schema_json: _builtins.str
     """JSON schema of the arguments, as JSON text."""
     def __init__(
@@ -418,6 +476,7 @@ class ToolChoice(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     mode: Global___ToolChoiceMode.ValueType
+    """Unspecified: AUTO."""
     name: _builtins.str
     """The tool to call when `mode` is TOOL."""
     def __init__(
@@ -452,20 +511,33 @@ class CompletionSpec(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """As in `ChatSpec`."""
     text: _builtins.str
+    """The prompt as text."""
     max_tokens: _builtins.int
+    """As in `ChatSpec`."""
     n: _builtins.int
+    """As in `ChatSpec`."""
     priority: _builtins.int
+    """As in `ChatSpec`."""
     trace_steps: _builtins.bool
+    """As in `ChatSpec`."""
     skip_special_tokens: _builtins.bool
+    """As in `ChatSpec`."""
     add_special_tokens: _builtins.bool
     """Let the tokenizer add its BOS (and EOS) to a text prompt. Absent: true."""
     @_builtins.property
-    def token_ids(self) -> Global___TokenIds: ...
+    def token_ids(self) -> Global___TokenIds:
+        """The prompt as ids of the model's vocabulary."""
+
     @_builtins.property
-    def sampling(self) -> _common_pb2.SamplingParams: ...
+    def sampling(self) -> _common_pb2.SamplingParams:
+        """As in `ChatSpec`."""
+
     @_builtins.property
-    def stop_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def stop_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in `ChatSpec`."""
+
     def __init__(
         self,
         *,
@@ -524,7 +596,9 @@ class TokenIds(_message.Message):
 
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At least one."""
+
     def __init__(
         self,
         *,
@@ -540,7 +614,11 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class StreamEvent(_message.Message):
-    """StreamEvent is one event of an answer; the names are the Messages API's."""
+    """StreamEvent is one event of an answer. For each choice they come in this
+    order: `message_start`; for every block its `content_block_start`, any number
+    of `content_block_delta` and its `content_block_stop`; `message_delta`;
+    `message_stop`. The names are those of Anthropic's Messages API.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -554,17 +632,29 @@ class StreamEvent(_message.Message):
     choice: _builtins.int
     """Which answer; 0 unless n > 1."""
     @_builtins.property
-    def message_start(self) -> Global___MessageStart: ...
+    def message_start(self) -> Global___MessageStart:
+        """The answer begins."""
+
     @_builtins.property
-    def content_block_start(self) -> Global___ContentBlockStart: ...
+    def content_block_start(self) -> Global___ContentBlockStart:
+        """A block of it begins."""
+
     @_builtins.property
-    def content_block_delta(self) -> Global___ContentBlockDelta: ...
+    def content_block_delta(self) -> Global___ContentBlockDelta:
+        """The block goes on."""
+
     @_builtins.property
-    def content_block_stop(self) -> Global___ContentBlockStop: ...
+    def content_block_stop(self) -> Global___ContentBlockStop:
+        """The block is complete."""
+
     @_builtins.property
-    def message_delta(self) -> Global___MessageDelta: ...
+    def message_delta(self) -> Global___MessageDelta:
+        """The answer is complete; how it ended."""
+
     @_builtins.property
-    def message_stop(self) -> Global___MessageStop: ...
+    def message_stop(self) -> Global___MessageStop:
+        """Nothing follows."""
+
     def __init__(
         self,
         *,
@@ -588,7 +678,9 @@ Global___StreamEvent: _TypeAlias = StreamEvent  # noqa: Y015
 
 @_typing.final
 class MessageStart(_message.Message):
-    """MessageStart goes out when the request leaves the queue for a worker."""
+    """MessageStart goes out when the request leaves the queue for a worker. What
+    is refused before that gets a status and no event.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -596,10 +688,12 @@ class MessageStart(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """As in the initial metadata."""
     model: _builtins.str
+    """The model's own name, also if an alias was asked for."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """`output_tokens` is 0 here."""
+        """The prompt's tokens; `output_tokens` is 0 here."""
 
     def __init__(
         self,
@@ -627,6 +721,7 @@ class ContentBlockStart(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     CONTENT_BLOCK_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """0, 1, 2 ... within the choice."""
     @_builtins.property
     def content_block(self) -> Global___ContentBlock:
         """The block, empty."""
@@ -660,10 +755,13 @@ class ContentBlockDelta(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """The block it belongs to."""
     text: _builtins.str
-    """Whole code points, never part of one."""
+    """Of a text block. Whole code points, never part of one."""
     thinking: _builtins.str
+    """Of a thinking block."""
     input_json: _builtins.str
+    """Of a tool_use block: a part of the arguments' JSON text."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenInfo]:
         """One entry per token, when log-probabilities were asked for."""
@@ -705,11 +803,15 @@ class TokenInfo(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     ALTERNATIVES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
+    """Its id in the model's vocabulary."""
     bytes: _builtins.bytes
     """The token's own bytes; may be part of a character."""
     logprob: _builtins.float
+    """Natural logarithm of its probability under the model."""
     @_builtins.property
-    def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenAlternative]: ...
+    def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenAlternative]:
+        """As many as were asked for, likeliest first."""
+
     def __init__(
         self,
         *,
@@ -736,8 +838,11 @@ class TokenAlternative(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     id: _builtins.int
+    """Its id in the model's vocabulary."""
     bytes: _builtins.bytes
+    """The token's own bytes; may be part of a character."""
     logprob: _builtins.float
+    """Natural logarithm of its probability under the model."""
     def __init__(
         self,
         *,
@@ -761,6 +866,7 @@ class ContentBlockStop(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """The block that is complete."""
     def __init__(
         self,
         *,
@@ -785,10 +891,13 @@ class MessageDelta(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
+    """Why the answer ended."""
     stop_sequence: _builtins.str
     """The string that matched, when `stop_reason` is STOP_SEQUENCE."""
     @_builtins.property
-    def usage(self) -> _common_pb2.Usage: ...
+    def usage(self) -> _common_pb2.Usage:
+        """Of this choice."""
+
     @_builtins.property
     def timeline(self) -> _common_pb2.Timeline:
         """Of the whole request; on the last choice's event."""
@@ -841,15 +950,25 @@ class Choice(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
+    """Why it ended."""
     stop_sequence: _builtins.str
+    """The string that matched, when `stop_reason` is STOP_SEQUENCE."""
     @_builtins.property
-    def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBlock]: ...
+    def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBlock]:
+        """The answer, in order."""
+
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenInfo]: ...
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenInfo]:
+        """One entry per token, when log-probabilities were asked for."""
+
     @_builtins.property
-    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepRecord]: ...
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepRecord]:
+        """One entry per engine step, with `trace_steps`."""
+
     @_builtins.property
-    def usage(self) -> _common_pb2.Usage: ...
+    def usage(self) -> _common_pb2.Usage:
+        """Of this choice."""
+
     def __init__(
         self,
         *,
@@ -876,7 +995,9 @@ class StreamChatRequest(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def spec(self) -> Global___ChatSpec: ...
+    def spec(self) -> Global___ChatSpec:
+        """What to answer, and how."""
+
     def __init__(
         self,
         *,
@@ -896,7 +1017,9 @@ class StreamChatResponse(_message.Message):
 
     EVENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def event(self) -> Global___StreamEvent: ...
+    def event(self) -> Global___StreamEvent:
+        """The next event of the answer."""
+
     def __init__(
         self,
         *,
@@ -916,7 +1039,9 @@ class ChatRequest(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def spec(self) -> Global___ChatSpec: ...
+    def spec(self) -> Global___ChatSpec:
+        """What to answer, and how."""
+
     def __init__(
         self,
         *,
@@ -940,15 +1065,21 @@ class ChatResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """As in the initial metadata."""
     model: _builtins.str
+    """The model's own name, also if an alias was asked for."""
     @_builtins.property
-    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]: ...
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """One entry per choice."""
+
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
         """Of all choices together; the prompt counts once."""
 
     @_builtins.property
-    def timeline(self) -> _common_pb2.Timeline: ...
+    def timeline(self) -> _common_pb2.Timeline:
+        """Where the time went."""
+
     def __init__(
         self,
         *,
@@ -972,7 +1103,9 @@ class StreamCompletionRequest(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def spec(self) -> Global___CompletionSpec: ...
+    def spec(self) -> Global___CompletionSpec:
+        """What to continue, and how."""
+
     def __init__(
         self,
         *,
@@ -992,7 +1125,9 @@ class StreamCompletionResponse(_message.Message):
 
     EVENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def event(self) -> Global___StreamEvent: ...
+    def event(self) -> Global___StreamEvent:
+        """The next event of the continuation."""
+
     def __init__(
         self,
         *,
@@ -1012,7 +1147,9 @@ class CompletionRequest(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def spec(self) -> Global___CompletionSpec: ...
+    def spec(self) -> Global___CompletionSpec:
+        """What to continue, and how."""
+
     def __init__(
         self,
         *,
@@ -1036,13 +1173,21 @@ class CompletionResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """As in the initial metadata."""
     model: _builtins.str
+    """The model's own name, also if an alias was asked for."""
     @_builtins.property
-    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]: ...
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """One entry per choice."""
+
     @_builtins.property
-    def usage(self) -> _common_pb2.Usage: ...
+    def usage(self) -> _common_pb2.Usage:
+        """Of all choices together; the prompt counts once."""
+
     @_builtins.property
-    def timeline(self) -> _common_pb2.Timeline: ...
+    def timeline(self) -> _common_pb2.Timeline:
+        """Where the time went."""
+
     def __init__(
         self,
         *,
@@ -1066,7 +1211,9 @@ class CountTokensRequest(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def spec(self) -> Global___ChatSpec: ...
+    def spec(self) -> Global___ChatSpec:
+        """A conversation as it would be sent; nothing is answered."""
+
     def __init__(
         self,
         *,
@@ -1086,6 +1233,7 @@ class CountTokensResponse(_message.Message):
 
     INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
+    """Ids of the prompt, those of the template included."""
     def __init__(
         self,
         *,
@@ -1105,7 +1253,9 @@ class EstimateChatRequest(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def spec(self) -> Global___ChatSpec: ...
+    def spec(self) -> Global___ChatSpec:
+        """A conversation as it would be sent; nothing is answered."""
+
     def __init__(
         self,
         *,
@@ -1135,6 +1285,7 @@ class EstimateChatResponse(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     REFUSAL_MESSAGE_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
+    """Ids of the prompt, those of the template included."""
     max_tokens: _builtins.int
     """`max_tokens` as it would be applied."""
     reserved_tokens: _builtins.int
@@ -1142,12 +1293,15 @@ class EstimateChatResponse(_message.Message):
     kv_blocks: _builtins.int
     """KV blocks at the full length, at the worker that would be chosen."""
     queue_position: _builtins.int
+    """Requests that would wait in front."""
     worker_id: _builtins.str
     """The worker that would be chosen, and the policy's terms."""
     routing_note: _builtins.str
+    """Why that worker: the policy's terms, for people."""
     refusal: _common_pb2.Reason.ValueType
     """Why it would be refused; unspecified if it would not."""
     refusal_message: _builtins.str
+    """The same for people."""
     def __init__(
         self,
         *,
@@ -1175,6 +1329,7 @@ class GetRequestRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """As in the initial metadata of the request."""
     def __init__(
         self,
         *,
@@ -1199,10 +1354,15 @@ class GetRequestResponse(_message.Message):
     STOP_REASON_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
     state: Global___RequestState.ValueType
+    """Where it is now."""
     model: _builtins.str
+    """The model asked for."""
     stop_reason: Global___StopReason.ValueType
+    """Why the answer ended, of a served request."""
     @_builtins.property
-    def timeline(self) -> _common_pb2.Timeline: ...
+    def timeline(self) -> _common_pb2.Timeline:
+        """Where its time went, so far or in all."""
+
     def __init__(
         self,
         *,
@@ -1225,6 +1385,7 @@ class CancelRequestRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """As in the initial metadata of the request."""
     def __init__(
         self,
         *,
@@ -1278,7 +1439,9 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """One entry per model."""
+
     def __init__(
         self,
         *,
@@ -1304,6 +1467,7 @@ class Model(_message.Message):
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """What `ChatSpec.model` may say."""
     max_model_len: _builtins.int
     """Prompt and output together, in tokens."""
     default_max_tokens: _builtins.int
@@ -1311,7 +1475,9 @@ class Model(_message.Message):
     workers: _builtins.int
     """Workers that serve it now."""
     @_builtins.property
-    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Further names for it."""
+
     def __init__(
         self,
         *,

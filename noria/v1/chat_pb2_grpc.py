@@ -28,13 +28,25 @@ if _version_not_supported:
 class ChatServiceStub:
     """ChatService is what clients call, on the router.
 
-    Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`; both may be present if they agree. The router makes the
-    request id and sends it at once as initial metadata `noria-request-id`; it
-    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
-    `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
+    Authentication: every call carries a key in its metadata, as
+    `authorization: Bearer KEY` or `x-api-key: KEY`; both may be present if they
+    agree. A key may be limited to some models and methods. Health and
+    reflection need none.
 
-    A call without a deadline gets the server's default (600 s).
+    Request id: the router makes one for each request and sends it at once, as
+    initial metadata `noria-request-id`. It stands in `message_start` and in
+    every error as well, and is what `CancelRequest` takes.
+
+    Deadline: the call's own gRPC deadline holds in every service. When it
+    passes, in the queue or later, the work stops and the call ends with
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+
+    Errors: a call that is not served ends with a gRPC status. Its trailing
+    metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
+    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `request_id`) and, where they apply, a `BadRequest` that names the fields, a
+    `RetryInfo` with the delay after which the same call may pass, and a
+    `QuotaFailure` that names the limit.
     """
 
     def __init__(self, channel):
@@ -93,26 +105,38 @@ class ChatServiceStub:
 class ChatServiceServicer:
     """ChatService is what clients call, on the router.
 
-    Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`; both may be present if they agree. The router makes the
-    request id and sends it at once as initial metadata `noria-request-id`; it
-    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
-    `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
+    Authentication: every call carries a key in its metadata, as
+    `authorization: Bearer KEY` or `x-api-key: KEY`; both may be present if they
+    agree. A key may be limited to some models and methods. Health and
+    reflection need none.
 
-    A call without a deadline gets the server's default (600 s).
+    Request id: the router makes one for each request and sends it at once, as
+    initial metadata `noria-request-id`. It stands in `message_start` and in
+    every error as well, and is what `CancelRequest` takes.
+
+    Deadline: the call's own gRPC deadline holds in every service. When it
+    passes, in the queue or later, the work stops and the call ends with
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+
+    Errors: a call that is not served ends with a gRPC status. Its trailing
+    metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
+    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `request_id`) and, where they apply, a `BadRequest` that names the fields, a
+    `RetryInfo` with the delay after which the same call may pass, and a
+    `QuotaFailure` that names the limit.
     """
 
     def StreamChat(self, request, context):
         """Streams the answer to a conversation. A served stream ends with
         `message_delta`, `message_stop` and OK; anything else ends with a non-OK
-        status and no `message_stop`. Closing the stream cancels the request.
+        status and no `message_stop`. Cancelling the call cancels the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """The same answer in one message.
+        """The answer to a conversation in one message, once it is complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,7 +150,7 @@ class ChatServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Completion(self, request, context):
-        """The same continuation in one message.
+        """The continuation of a raw prompt in one message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,13 +250,25 @@ def add_ChatServiceServicer_to_server(servicer, server):
 class ChatService:
     """ChatService is what clients call, on the router.
 
-    Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`; both may be present if they agree. The router makes the
-    request id and sends it at once as initial metadata `noria-request-id`; it
-    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
-    `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
+    Authentication: every call carries a key in its metadata, as
+    `authorization: Bearer KEY` or `x-api-key: KEY`; both may be present if they
+    agree. A key may be limited to some models and methods. Health and
+    reflection need none.
 
-    A call without a deadline gets the server's default (600 s).
+    Request id: the router makes one for each request and sends it at once, as
+    initial metadata `noria-request-id`. It stands in `message_start` and in
+    every error as well, and is what `CancelRequest` takes.
+
+    Deadline: the call's own gRPC deadline holds in every service. When it
+    passes, in the queue or later, the work stops and the call ends with
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+
+    Errors: a call that is not served ends with a gRPC status. Its trailing
+    metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
+    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `request_id`) and, where they apply, a `BadRequest` that names the fields, a
+    `RetryInfo` with the delay after which the same call may pass, and a
+    `QuotaFailure` that names the limit.
     """
 
     @staticmethod

@@ -29,13 +29,25 @@ GRPC_VERSION: str
 class ChatServiceStub:
     """ChatService is what clients call, on the router.
 
-    Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`; both may be present if they agree. The router makes the
-    request id and sends it at once as initial metadata `noria-request-id`; it
-    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
-    `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
+    Authentication: every call carries a key in its metadata, as
+    `authorization: Bearer KEY` or `x-api-key: KEY`; both may be present if they
+    agree. A key may be limited to some models and methods. Health and
+    reflection need none.
 
-    A call without a deadline gets the server's default (600 s).
+    Request id: the router makes one for each request and sends it at once, as
+    initial metadata `noria-request-id`. It stands in `message_start` and in
+    every error as well, and is what `CancelRequest` takes.
+
+    Deadline: the call's own gRPC deadline holds in every service. When it
+    passes, in the queue or later, the work stops and the call ends with
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+
+    Errors: a call that is not served ends with a gRPC status. Its trailing
+    metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
+    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `request_id`) and, where they apply, a `BadRequest` that names the fields, a
+    `RetryInfo` with the delay after which the same call may pass, and a
+    `QuotaFailure` that names the limit.
     """
 
     @_typing.overload
@@ -45,14 +57,14 @@ class ChatServiceStub:
     StreamChat: _grpc.UnaryStreamMultiCallable[_chat_pb2.StreamChatRequest, _chat_pb2.StreamChatResponse]
     """Streams the answer to a conversation. A served stream ends with
     `message_delta`, `message_stop` and OK; anything else ends with a non-OK
-    status and no `message_stop`. Closing the stream cancels the request.
+    status and no `message_stop`. Cancelling the call cancels the request.
     """
     Chat: _grpc.UnaryUnaryMultiCallable[_chat_pb2.ChatRequest, _chat_pb2.ChatResponse]
-    """The same answer in one message."""
+    """The answer to a conversation in one message, once it is complete."""
     StreamCompletion: _grpc.UnaryStreamMultiCallable[_chat_pb2.StreamCompletionRequest, _chat_pb2.StreamCompletionResponse]
     """Streams the continuation of a raw prompt: text or ids, no template."""
     Completion: _grpc.UnaryUnaryMultiCallable[_chat_pb2.CompletionRequest, _chat_pb2.CompletionResponse]
-    """The same continuation in one message."""
+    """The continuation of a raw prompt in one message."""
     CountTokens: _grpc.UnaryUnaryMultiCallable[_chat_pb2.CountTokensRequest, _chat_pb2.CountTokensResponse]
     """Counts the prompt's tokens as the model would see them."""
     EstimateChat: _grpc.UnaryUnaryMultiCallable[_chat_pb2.EstimateChatRequest, _chat_pb2.EstimateChatResponse]
@@ -68,27 +80,39 @@ class ChatServiceStub:
 class ChatServiceAsyncStub(ChatServiceStub):
     """ChatService is what clients call, on the router.
 
-    Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`; both may be present if they agree. The router makes the
-    request id and sends it at once as initial metadata `noria-request-id`; it
-    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
-    `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
+    Authentication: every call carries a key in its metadata, as
+    `authorization: Bearer KEY` or `x-api-key: KEY`; both may be present if they
+    agree. A key may be limited to some models and methods. Health and
+    reflection need none.
 
-    A call without a deadline gets the server's default (600 s).
+    Request id: the router makes one for each request and sends it at once, as
+    initial metadata `noria-request-id`. It stands in `message_start` and in
+    every error as well, and is what `CancelRequest` takes.
+
+    Deadline: the call's own gRPC deadline holds in every service. When it
+    passes, in the queue or later, the work stops and the call ends with
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+
+    Errors: a call that is not served ends with a gRPC status. Its trailing
+    metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
+    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `request_id`) and, where they apply, a `BadRequest` that names the fields, a
+    `RetryInfo` with the delay after which the same call may pass, and a
+    `QuotaFailure` that names the limit.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StreamChat: _aio.UnaryStreamMultiCallable[_chat_pb2.StreamChatRequest, _chat_pb2.StreamChatResponse]  # type: ignore[assignment]
     """Streams the answer to a conversation. A served stream ends with
     `message_delta`, `message_stop` and OK; anything else ends with a non-OK
-    status and no `message_stop`. Closing the stream cancels the request.
+    status and no `message_stop`. Cancelling the call cancels the request.
     """
     Chat: _aio.UnaryUnaryMultiCallable[_chat_pb2.ChatRequest, _chat_pb2.ChatResponse]  # type: ignore[assignment]
-    """The same answer in one message."""
+    """The answer to a conversation in one message, once it is complete."""
     StreamCompletion: _aio.UnaryStreamMultiCallable[_chat_pb2.StreamCompletionRequest, _chat_pb2.StreamCompletionResponse]  # type: ignore[assignment]
     """Streams the continuation of a raw prompt: text or ids, no template."""
     Completion: _aio.UnaryUnaryMultiCallable[_chat_pb2.CompletionRequest, _chat_pb2.CompletionResponse]  # type: ignore[assignment]
-    """The same continuation in one message."""
+    """The continuation of a raw prompt in one message."""
     CountTokens: _aio.UnaryUnaryMultiCallable[_chat_pb2.CountTokensRequest, _chat_pb2.CountTokensResponse]  # type: ignore[assignment]
     """Counts the prompt's tokens as the model would see them."""
     EstimateChat: _aio.UnaryUnaryMultiCallable[_chat_pb2.EstimateChatRequest, _chat_pb2.EstimateChatResponse]  # type: ignore[assignment]
@@ -103,13 +127,25 @@ class ChatServiceAsyncStub(ChatServiceStub):
 class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
     """ChatService is what clients call, on the router.
 
-    Every call but health and reflection needs a key: `authorization: Bearer KEY`
-    or `x-api-key: KEY`; both may be present if they agree. The router makes the
-    request id and sends it at once as initial metadata `noria-request-id`; it
-    stands in `message_start` and in every error too. Errors carry `google.rpc.ErrorInfo` with a `Reason`, and
-    `BadRequest`, `RetryInfo` or `QuotaFailure` where they apply.
+    Authentication: every call carries a key in its metadata, as
+    `authorization: Bearer KEY` or `x-api-key: KEY`; both may be present if they
+    agree. A key may be limited to some models and methods. Health and
+    reflection need none.
 
-    A call without a deadline gets the server's default (600 s).
+    Request id: the router makes one for each request and sends it at once, as
+    initial metadata `noria-request-id`. It stands in `message_start` and in
+    every error as well, and is what `CancelRequest` takes.
+
+    Deadline: the call's own gRPC deadline holds in every service. When it
+    passes, in the queue or later, the work stops and the call ends with
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+
+    Errors: a call that is not served ends with a gRPC status. Its trailing
+    metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
+    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `request_id`) and, where they apply, a `BadRequest` that names the fields, a
+    `RetryInfo` with the delay after which the same call may pass, and a
+    `QuotaFailure` that names the limit.
     """
 
     @_abc_1.abstractmethod
@@ -120,7 +156,7 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_chat_pb2.StreamChatResponse], _abc.AsyncIterator[_chat_pb2.StreamChatResponse]]:
         """Streams the answer to a conversation. A served stream ends with
         `message_delta`, `message_stop` and OK; anything else ends with a non-OK
-        status and no `message_stop`. Closing the stream cancels the request.
+        status and no `message_stop`. Cancelling the call cancels the request.
         """
 
     @_abc_1.abstractmethod
@@ -129,7 +165,7 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _chat_pb2.ChatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_chat_pb2.ChatResponse, _abc.Awaitable[_chat_pb2.ChatResponse]]:
-        """The same answer in one message."""
+        """The answer to a conversation in one message, once it is complete."""
 
     @_abc_1.abstractmethod
     def StreamCompletion(
@@ -145,7 +181,7 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _chat_pb2.CompletionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_chat_pb2.CompletionResponse, _abc.Awaitable[_chat_pb2.CompletionResponse]]:
-        """The same continuation in one message."""
+        """The continuation of a raw prompt in one message."""
 
     @_abc_1.abstractmethod
     def CountTokens(

@@ -55,23 +55,23 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_METHOD_FORBIDDEN: _Reason.ValueType  # 12
     """The key may not call this method. PERMISSION_DENIED."""
     REASON_QUEUE_FULL: _Reason.ValueType  # 20
-    """How much. RESOURCE_EXHAUSTED with RetryInfo: retry after the stated delay.
+    """How much. RESOURCE_EXHAUSTED; `RetryInfo` states when to retry.
 
-    The queue is full.
+    All places of the server's queue are taken.
     """
     REASON_REQUESTS_PER_MINUTE: _Reason.ValueType  # 21
-    """The tenant's requests per minute."""
+    """The tenant's requests per minute are used up."""
     REASON_TOKENS_PER_MINUTE: _Reason.ValueType  # 22
-    """The tenant's tokens per minute."""
+    """The tenant's tokens per minute are used up."""
     REASON_CONCURRENT_REQUESTS: _Reason.ValueType  # 23
-    """The tenant's concurrent requests."""
+    """The tenant has as many requests running as it may."""
     REASON_CONCURRENT_ENCODES: _Reason.ValueType  # 24
-    """The tenant's concurrent encodes."""
+    """The tenant has as many prompts being tokenized as it may."""
     REASON_QUEUE_SHARE: _Reason.ValueType  # 25
-    """The tenant's share of the queue."""
+    """The tenant's share of the queue is taken."""
     REASON_SLOW_READER: _Reason.ValueType  # 26
-    """The client did not read its stream: its outbox stayed non-empty for too
-    long or grew too large.
+    """The client did not read its stream: what waited for it became too old or
+    too large. Read as it comes; the same call does the same again.
     """
     REASON_DEADLINE_EXCEEDED: _Reason.ValueType  # 30
     """Time.
@@ -134,23 +134,23 @@ REASON_MODEL_FORBIDDEN: Reason.ValueType  # 11
 REASON_METHOD_FORBIDDEN: Reason.ValueType  # 12
 """The key may not call this method. PERMISSION_DENIED."""
 REASON_QUEUE_FULL: Reason.ValueType  # 20
-"""How much. RESOURCE_EXHAUSTED with RetryInfo: retry after the stated delay.
+"""How much. RESOURCE_EXHAUSTED; `RetryInfo` states when to retry.
 
-The queue is full.
+All places of the server's queue are taken.
 """
 REASON_REQUESTS_PER_MINUTE: Reason.ValueType  # 21
-"""The tenant's requests per minute."""
+"""The tenant's requests per minute are used up."""
 REASON_TOKENS_PER_MINUTE: Reason.ValueType  # 22
-"""The tenant's tokens per minute."""
+"""The tenant's tokens per minute are used up."""
 REASON_CONCURRENT_REQUESTS: Reason.ValueType  # 23
-"""The tenant's concurrent requests."""
+"""The tenant has as many requests running as it may."""
 REASON_CONCURRENT_ENCODES: Reason.ValueType  # 24
-"""The tenant's concurrent encodes."""
+"""The tenant has as many prompts being tokenized as it may."""
 REASON_QUEUE_SHARE: Reason.ValueType  # 25
-"""The tenant's share of the queue."""
+"""The tenant's share of the queue is taken."""
 REASON_SLOW_READER: Reason.ValueType  # 26
-"""The client did not read its stream: its outbox stayed non-empty for too
-long or grew too large.
+"""The client did not read its stream: what waited for it became too old or
+too large. Read as it comes; the same call does the same again.
 """
 REASON_DEADLINE_EXCEEDED: Reason.ValueType  # 30
 """Time.
@@ -238,13 +238,15 @@ class SamplingParams(_message.Message):
 
     @_typing.final
     class Choices(_message.Message):
-        """Draws one of `choices`: see `StructuredOutput`."""
+        """Choices are the strings one of which the output must be."""
 
         DESCRIPTOR: _descriptor.Descriptor
 
         CHOICES_FIELD_NUMBER: _builtins.int
         @_builtins.property
-        def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+        def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """At least one."""
+
         def __init__(
             self,
             *,
@@ -300,26 +302,32 @@ class SamplingParams(_message.Message):
     top_k: _builtins.int
     """Keep the k most likely tokens. 0 or absent: off."""
     min_p: _builtins.float
-    """[0, 1]: drop tokens less likely than min_p times the likeliest."""
+    """[0, 1]: drop tokens less likely than min_p times the likeliest. 0 or
+    absent: off.
+    """
     seed: _builtins.int
     """Two's complement to 64 bits. Absent: the router draws one and reports it
     in the timeline.
     """
     min_tokens: _builtins.int
-    """EOS, stop ids and stop strings count only from this many output tokens on."""
+    """EOS, stop ids and stop strings count only from this many output tokens on.
+    Absent: 0.
+    """
     ignore_eos: _builtins.bool
-    """EOS is an ordinary token."""
+    """EOS is an ordinary token: the output goes on after it. Absent: false."""
     presence_penalty: _builtins.float
-    """[-2, 2]: subtracted from the logits of ids already in the output."""
+    """[-2, 2]: subtracted from the logits of ids already in the output. Absent:
+    0 (off).
+    """
     frequency_penalty: _builtins.float
-    """[-2, 2]: subtracted per occurrence in the output."""
+    """[-2, 2]: subtracted per occurrence in the output. Absent: 0 (off)."""
     repetition_penalty: _builtins.float
     """(0, 2]: divides positive and multiplies negative logits of ids already in
-    prompt or output.
+    prompt or output. Absent: 1 (off).
     """
     logprobs: _builtins.int
     """Report the log-probability of each chosen token and of this many
-    alternatives. 0: the chosen token alone.
+    alternatives. 0: the chosen token alone. Absent: nothing.
     """
     prompt_logprobs: _builtins.int
     """The same for every prompt token."""
@@ -333,7 +341,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def structured_output(self) -> Global___StructuredOutput:
-        """Keep the output inside a grammar."""
+        """Keep the output inside a grammar. Absent: any text."""
 
     def __init__(
         self,
@@ -492,6 +500,7 @@ class TokenLogprob(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     id: _builtins.int
+    """Its id in the model's vocabulary."""
     logprob: _builtins.float
     """Natural logarithm, after penalties and before temperature and filters."""
     def __init__(
@@ -532,9 +541,11 @@ class Timeline(_message.Message):
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
     ROUTING_NOTE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """As in the initial metadata."""
     accepted_unix_us: _builtins.int
     """Microseconds since the Unix epoch at which the router accepted the request."""
     total_us: _builtins.int
+    """From acceptance to the end, in microseconds."""
     first_delta_us: _builtins.int
     """Microseconds from acceptance to the first delta handed to the client."""
     wasted_tokens: _builtins.int
@@ -542,8 +553,11 @@ class Timeline(_message.Message):
     worker_id: _builtins.str
     """The worker that served (or last tried) the request."""
     attempts: _builtins.int
+    """Workers it was given to, one after the other."""
     preemptions: _builtins.int
+    """Times that it lost its place in the batch and was computed again."""
     seed: _builtins.int
+    """The seed that its draws were made with."""
     reason: Global___Reason.ValueType
     """Why the request was not served; unspecified for a served one."""
     queue_position: _builtins.int
@@ -551,9 +565,13 @@ class Timeline(_message.Message):
     routing_note: _builtins.str
     """Why this worker: the policy's terms, for people."""
     @_builtins.property
-    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]: ...
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]:
+        """Each kind of phase the request went through."""
+
     @_builtins.property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """Tokens as they are charged."""
+
     def __init__(
         self,
         *,
@@ -600,7 +618,9 @@ class Phase(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     DURATION_US_FIELD_NUMBER: _builtins.int
     kind: Global___PhaseKind.ValueType
+    """Which."""
     duration_us: _builtins.int
+    """Microseconds in it, all stretches together."""
     def __init__(
         self,
         *,
@@ -642,6 +662,7 @@ class StepRecord(_message.Message):
     first_position: _builtins.int
     """Positions computed for this sequence: [first, first + count)."""
     num_positions: _builtins.int
+    """See `first_position`."""
     batch_positions: _builtins.int
     """Positions computed in the whole step, all sequences."""
     token_id: _builtins.int
@@ -657,7 +678,7 @@ class StepRecord(_message.Message):
     hidden_size: _builtins.int
     """Width of the hidden state: a prefill computes [num_positions, hidden_size]."""
     step_us: _builtins.int
-    """Duration of the step."""
+    """Duration of the step in microseconds."""
     @_builtins.property
     def runners_up(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenProbability]:
         """The likeliest other ids with their probabilities, likeliest first."""
@@ -697,7 +718,9 @@ class TokenProbability(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     PROBABILITY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
+    """Its id in the model's vocabulary."""
     probability: _builtins.float
+    """Between 0 and 1."""
     def __init__(
         self,
         *,
