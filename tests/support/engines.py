@@ -34,9 +34,11 @@ class BlockMemory:
         self.block_size = pool.block_size
         self.slots: dict[tuple[int, int], int] = {}
         self.outputs: list[SchedulerOutput] = []
+        self.num_positions_fed = 0
 
     def execute(self, output: SchedulerOutput) -> dict[int, SampledToken]:
         self.outputs.append(output)
+        self.num_positions_fed += output.num_tokens
         tokens = {}
         for entry in output.scheduled:
             for at, token_id in enumerate(entry.token_ids, entry.first_position):

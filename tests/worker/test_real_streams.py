@@ -1,0 +1,159 @@
+"""Thirty-two requests at once on the demo model: each equals its solo run, none is padded.
+
+Prompts of 5 to 900 tokens, outputs of 3 to 120. Batching changes the order of fp32 sums;
+where the two best logits of the solo run lie within 1e-4 either choice is right, and the
+comparison of that stream ends there.
+"""
+
+import math
+
+import pytest
+
+from tests.support.engines import BlockMemory
+from worker.attention.torch_backend import TorchBackend
+from worker.block_pool import BlockPool
+from worker.kv_cache import allocate_kv_cache
+from worker.model_runner import ModelRunner
+from worker.models.loader import open_checkpoint
+from worker.scheduler import Scheduler
+from worker.sequence import SamplingParams, Sequence
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
+
+NEAR_TIE = 1e-4
+NUM_BLOCKS, BLOCK_SIZE, BUDGET = 512, 16, 256
+PROMPTS = [5 + (i * 29) % 90 for i in range(28)] + [300, 500, 700, 900]
+OUTPUTS = [3 + (i * 7) % 22 for i in range(28)] + [3, 120, 60, 90]
+WORDS = list(range(1000, 9000, 7))
+
+
+@pytest.fixture(scope="module")
+def runner(demo_model_path):
+    model, backend = open_checkpoint(demo_model_path).load(), TorchBackend()
+    allocate_kv_cache(backend, model.kv_spec, NUM_BLOCKS + 1, BLOCK_SIZE)
+    return ModelRunner(model, backend, BLOCK_SIZE)
+
+
+def make_sequences():
+    """Mixed so that long and short ones arrive in turn."""
+    order = sorted(range(32), key=lambda i: i * 11 % 32)
+    return [
+        Sequence(
+            place,
+            [WORDS[(i * 53 + at * 17) % len(WORDS)] for at in range(PROMPTS[i])],
+            SamplingParams(temperature=0.0),
+            OUTPUTS[i],
+            order=place,
+            trace_steps=True,
+        )
+        for place, i in enumerate(order, start=1)
+    ]
+
+
+class Run:
+    """Sequences through a scheduler of their own; keeps every step and every token."""
+
+    def __init__(self, runner, sequences, *, num_blocks=NUM_BLOCKS, max_num_seqs=32):
+        self.sequences = sequences
+        self.steps = []
+        self.tokens = {sequence.sequence_id: [] for sequence in sequences}
+        self.finished_after = {}
+        scheduler = Scheduler(
+            BlockPool(num_blocks, BLOCK_SIZE),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=BUDGET,
+            max_model_len=2048,
+        )
+        for sequence in sequences:
+            scheduler.add(sequence)
+        fed = runner.num_positions_fed
+        while (output := scheduler.schedule()) is not None:
+            tokens = runner.execute(output)
+            for update in scheduler.update(output, tokens):
+                if update.sequence.finish_reason is not None:
+                    self.finished_after[update.sequence.sequence_id] = output.step
+            for sequence_id, token in tokens.items():
+                self.tokens[sequence_id].append(token)
+            self.steps.append(output)
+        scheduler.check_integrity()
+        assert scheduler.pool.num_used == 0
+        assert runner.num_positions_fed - fed == sum(output.num_tokens for output in self.steps)
+
+    def steps_of(self, sequence_id):
+        return [
+            o.step for o in self.steps if any(e.sequence_id == sequence_id for e in o.scheduled)
+        ]
+
+
+@pytest.fixture(scope="module")
+def solo(runner):
+    """Each stream's tokens when it runs alone."""
+    tokens = {}
+    for sequence in make_sequences():
+        tokens |= Run(runner, [sequence]).tokens
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def together(runner):
+    """All of them at once, with room for all."""
+    return Run(runner, make_sequences())
+
+
+def gap(token):
+    """By how much the chosen logit leads the next."""
+    return math.log(token.probability / token.runners_up[0][1])
+
+
+def assert_equal_to_solo(run, solo):
+    for sequence_id, alone in solo.items():
+        assert len(run.tokens[sequence_id]) == len(alone)
+        for at, (one, many) in enumerate(zip(alone, run.tokens[sequence_id], strict=True)):
+            if one.token_id != many.token_id:
+                assert gap(one) <= NEAR_TIE, f"stream {sequence_id}, output {at}: {gap(one)}"
+                print(f"stream {sequence_id}, output {at}: two best {gap(one):.1e} apart")
+                break
+
+
+def test_together_they_equal_their_solo_runs_and_nothing_is_padded(together, solo):
+    assert_equal_to_solo(together, solo)
+    computed = sum(output.num_tokens for output in together.steps)
+    assert computed == sum(PROMPTS) + sum(OUTPUTS) - 32
+
+
+def test_whoever_has_its_first_token_gets_one_at_every_step_beside_any_prefill(together):
+    for sequence in together.sequences:
+        steps = together.steps_of(sequence.sequence_id)
+        drawn = steps[-sequence.max_tokens :]
+        assert drawn == list(range(drawn[0], drawn[0] + sequence.max_tokens))
+    chunks = [
+        output
+        for output in together.steps
+        if any(e.num_tokens > 1 and e.first_position > 0 for e in output.scheduled)
+    ]
+    assert len(chunks) >= 6
+    assert any(entry.num_tokens == 1 for output in chunks for entry in output.scheduled)
+
+
+def test_a_pool_for_four_of_them_serves_all_in_order_of_arrival(runner, solo):
+    run = Run(runner, make_sequences(), num_blocks=4 * 64)
+    assert_equal_to_solo(run, solo)
+    entered = [run.steps_of(sequence.sequence_id)[0] for sequence in run.sequences]
+    assert entered == sorted(entered)
+    assert entered[-1] > entered[0]
+
+
+def test_who_finished_is_gone_and_who_waited_is_in_at_the_next_step():
+    memory = BlockMemory(BlockPool(NUM_BLOCKS, BLOCK_SIZE))
+    run = Run(memory, make_sequences(), max_num_seqs=4)
+    entered = {s.sequence_id: run.steps_of(s.sequence_id)[0] for s in run.sequences}
+    for sequence_id, last in run.finished_after.items():
+        assert run.steps_of(sequence_id)[-1] == last
+    waited = sorted(step for step in entered.values() if step > 1)
+    assert waited
+    # A place falls free for each that waited, and is taken at the step after, unless the
+    # prompts before it still use the step's whole budget.
+    full = {output.step for output in run.steps if output.num_tokens == BUDGET}
+    freed = sorted(run.finished_after.values())
+    for place, step in zip(freed, waited, strict=False):
+        assert step == place + 1 or all(s in full for s in range(place + 1, step))
