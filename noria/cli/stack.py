@@ -65,9 +65,12 @@ def backend_specs(plan: StackPlan) -> list[ChildSpec]:
     common = (*model, "--listen", f"{HOST}:0")
     names = ["worker"] if plan.workers == 1 else [f"worker {i + 1}" for i in range(plan.workers)]
     tokenizer = _service("tokenizer", "tokenizer_svc", *common)
+    # The services and their clients share these cores: engine threads that spin while they
+    # wait for each other would keep off whom they wait for.
+    waiting = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
     return [
         tokenizer,
-        *(_service(name, "worker", *common, *plan.worker_flags) for name in names),
+        *(_service(name, "worker", *common, *plan.worker_flags, **waiting) for name in names),
     ]
 
 
