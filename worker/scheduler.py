@@ -174,6 +174,8 @@ class Scheduler:
             raise RuntimeError("a waiting sequence holds blocks")
 
     def _admit(self) -> None:
+        if not self._waiting:
+            return
         spare = self._spare_blocks()
         while self._waiting and len(self._running) < self.max_num_seqs:
             needed = self.pool.blocks_for(self._waiting[-1].num_tokens)
@@ -218,14 +220,20 @@ class Scheduler:
             if not count or sequence.status is not SequenceStatus.RUNNING:
                 continue
             missing = self._missing_blocks(sequence, count)
-            while missing > self.pool.num_free and self._running[0] is not sequence:
-                self._preempt(self._running[0])
-            if missing > self.pool.num_free:
-                self._preempt(sequence)
+            if missing and not self._make_room(sequence, missing):
                 break
-            sequence.block_ids.extend(self.pool.allocate(missing))
             scheduled.append(self._entry(sequence, count))
         return scheduled
+
+    def _make_room(self, sequence: Sequence, missing: int) -> bool:
+        """Take blocks, from less urgent sequences if need be; False if this one gave way."""
+        while missing > self.pool.num_free and self._running[0] is not sequence:
+            self._preempt(self._running[0])
+        if missing > self.pool.num_free:
+            self._preempt(sequence)
+            return False
+        sequence.block_ids.extend(self.pool.allocate(missing))
+        return True
 
     def _missing_blocks(self, sequence: Sequence, count: int) -> int:
         needed = self.pool.blocks_for(sequence.num_computed_tokens + count)
