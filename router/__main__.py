@@ -1,6 +1,7 @@
 """`python -m router`: flags and environment (NORIA_ROUTER_...) into a running router."""
 
 import asyncio
+from pathlib import Path
 
 import click
 import structlog
@@ -11,13 +12,15 @@ from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from router.app import Router, running_router
 from router.config import RouterConfig
+from router.keys_format import KeysFormatError
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER"})
 @click.option("--listen", default="127.0.0.1:50051", show_default=True, help="host:port")
 @click.option("--tokenizer", required=True, help="host:port of the tokenizer service")
 @click.option("--worker", "workers", multiple=True, help="host:port of a worker; repeatable")
-@click.option("--api-key-sha256", required=True, help="SHA-256 of the API key, in hex")
+@click.option("--keys-file", type=click.Path(path_type=Path), help="keys and tenants (TOML)")
+@click.option("--api-key-sha256", default="", help="SHA-256 of the one API key, in hex")
 @click.option("--max-queued-requests", default=1024, show_default=True)
 @click.option("--max-queued-tokens", default=4_000_000, show_default=True)
 @click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, show_default=True)
@@ -34,6 +37,8 @@ def main(parent_pid: int | None, **options: object) -> None:
         die_with_parent(parent_pid)
     try:
         asyncio.run(_serve(config, log))
+    except KeysFormatError as error:
+        raise click.ClickException(f"keys-file: {error}") from error
     except OSError as error:
         raise click.ClickException(str(error)) from error
 

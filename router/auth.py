@@ -1,8 +1,9 @@
-"""Who asks: an API key from the call's metadata, looked up by its digest."""
+"""Who asks, and what they may: an API key from the call's metadata, looked up by its digest."""
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from noria.reasons import Reason, RequestError
@@ -13,17 +14,58 @@ _REFUSAL = "the API key is missing, unknown or malformed"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whoever owns a key. `priority_ceiling` caps the priority of its requests."""
+    """Whoever owns keys, and the scope of these.
+
+    models            names it may ask for; None: all
+    methods           methods of the ChatService it may call; None: all
+    priority_ceiling  caps the priority of its requests
+    cache_group       tenants of one group may share cached prefixes; empty: this one alone
+    """
 
     name: str
+    models: frozenset[str] | None = None
+    methods: frozenset[str] | None = None
     priority_ceiling: int = MAX_PRIORITY
+    cache_group: str = ""
+
+    def check_method(self, method: str) -> None:
+        """Raises METHOD_FORBIDDEN."""
+        if self.methods is not None and method not in self.methods:
+            problem = f"the API key may not call {method}"
+            raise RequestError(Reason.METHOD_FORBIDDEN, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key by its digest. `expires_at` is in seconds since the epoch; from then on it is void."""
+
+    tenant: Tenant
+    expires_at: float | None = None
+    disabled: bool = False
+
+    def is_valid(self, now: float) -> bool:
+        return not self.disabled and (self.expires_at is None or now < self.expires_at)
+
+
+# SHA-256 in lower-case hex -> key.
+Keys = Mapping[str, ApiKey]
+_NOBODY = (b"0" * 64, ApiKey(Tenant(""), disabled=True))
 
 
 class KeyRing:
-    """The known keys, held as SHA-256 digests in lower-case hex; no key is kept itself."""
+    """The known keys, held as digests; no key is kept itself.
 
-    def __init__(self, tenants: Mapping[str, Tenant]) -> None:
-        self._tenants = {digest.encode(): tenant for digest, tenant in tenants.items()}
+    `wall_clock` gives seconds since the epoch, for the keys that expire.
+    """
+
+    def __init__(self, keys: Keys, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
+        self._keys: dict[bytes, tuple[bytes, ApiKey]] = {}
+        self.replace(keys)
+
+    def replace(self, keys: Keys) -> None:
+        """Know these keys, and no others, from the next call on. Running ones go on."""
+        self._keys = {digest.encode(): (digest.encode(), key) for digest, key in keys.items()}
 
     def authenticate(self, metadata: Iterable[tuple[str, str | bytes]]) -> Tenant:
         """The tenant whose key the call carries, as `authorization: Bearer` or `x-api-key`.
@@ -32,11 +74,12 @@ class KeyRing:
         the same message whatever is wrong.
         """
         digests = {_digest(key) for key in _keys(metadata)}
-        if len(digests) == 1:
-            presented = digests.pop()
-            for known, tenant in self._tenants.items():
-                if hmac.compare_digest(known, presented):
-                    return tenant
+        presented = digests.pop() if len(digests) == 1 else b""
+        # The same work whoever asks: one look-up by digest and one comparison. How long a
+        # look-up takes tells of the digest at most, from which no key follows.
+        known, key = self._keys.get(presented, _NOBODY)
+        if hmac.compare_digest(known, presented) and key.is_valid(self._wall_clock()):
+            return key.tenant
         raise RequestError(Reason.INVALID_KEY, _REFUSAL)
 
 

@@ -2,6 +2,7 @@
 
 import string
 from dataclasses import dataclass
+from pathlib import Path
 
 from noria.service.limits import DEFAULT_DEADLINE_S
 
@@ -10,14 +11,18 @@ from noria.service.limits import DEFAULT_DEADLINE_S
 class RouterConfig:
     """How one router runs. Addresses are host:port; port 0 in `listen` takes a free one.
 
-    `api_key_sha256` is the SHA-256 of the one API key, in hex. `tokenizer_patience_s`
-    is how long requests wait for a tokenizer that went away, `worker_patience_s` how long
-    queued ones wait for a model's last worker. Raises ValueError for a value out of range.
+    Who may call stands in `keys_file`, looked at again every `keys_poll_s` seconds, or is
+    whoever holds the one key whose SHA-256 in hex is `api_key_sha256` (tenant "default").
+    `tokenizer_patience_s` is how long requests wait for a tokenizer that went away,
+    `worker_patience_s` how long queued ones wait for a model's last worker. Raises
+    ValueError for a value out of range.
     """
 
     tokenizer: str
     workers: tuple[str, ...]
-    api_key_sha256: str
+    api_key_sha256: str = ""
+    keys_file: Path | None = None
+    keys_poll_s: float = 1.0
     listen: str = "127.0.0.1:50051"
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
@@ -28,9 +33,7 @@ class RouterConfig:
     tick_s: float = 1.0
 
     def __post_init__(self) -> None:
-        digest = self.api_key_sha256.lower()
-        if len(digest) != 64 or not set(digest) <= set(string.hexdigits):
-            raise ValueError(f"api-key-sha256: {len(digest)} characters; 64 hex digits are needed")
+        self._check_keys()
         if not self.workers:
             raise ValueError("worker: 0 addresses; at least 1")
         if len(set(self.workers)) != len(self.workers):
@@ -40,3 +43,13 @@ class RouterConfig:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; at least 1")
         if not self.default_deadline_s > 0:
             raise ValueError(f"default-deadline-s: {self.default_deadline_s}; above 0")
+
+    def _check_keys(self) -> None:
+        digest = self.api_key_sha256
+        if self.keys_file is not None:
+            if digest:
+                raise ValueError("api-key-sha256: not together with keys-file")
+        elif not digest:
+            raise ValueError("keys-file: none; it or api-key-sha256 is needed")
+        elif len(digest) != 64 or not set(digest) <= set(string.hexdigits):
+            raise ValueError(f"api-key-sha256: {len(digest)} characters; 64 hex digits are needed")

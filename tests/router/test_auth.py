@@ -5,9 +5,18 @@ import hashlib
 import pytest
 
 from noria.reasons import Reason, RequestError
-from router.auth import KeyRing, Tenant
+from router import auth
+from router.auth import ApiKey, KeyRing, Tenant
 
-RING = KeyRing({hashlib.sha256(key.encode()).hexdigest(): Tenant(key) for key in ("alice", "bob")})
+
+def ring(now=0.0, **keys):
+    """Keys by their own text, each of a tenant of that name."""
+    digests = {hashlib.sha256(key.encode()).hexdigest(): made for key, made in keys.items()}
+    return KeyRing(digests, lambda: now)
+
+
+ALICE, BOB = Tenant("alice"), Tenant("bob")
+RING = ring(alice=ApiKey(ALICE), bob=ApiKey(BOB), off=ApiKey(BOB, disabled=True))
 
 
 @pytest.mark.parametrize(
@@ -21,7 +30,7 @@ RING = KeyRing({hashlib.sha256(key.encode()).hexdigest(): Tenant(key) for key in
     ],
 )
 def test_a_known_key_gives_its_tenant(metadata):
-    assert RING.authenticate(metadata) == Tenant("bob")
+    assert RING.authenticate(metadata) == BOB
 
 
 @pytest.mark.parametrize(
@@ -45,6 +54,9 @@ def test_a_known_key_gives_its_tenant(metadata):
         [("x-api-key", "alice"), ("authorization", "Bearer bob")],
         [("authorization", "Bearer alice"), ("authorization", "Bearer bob")],
         [("x-api-key", "bob"), ("authorization", "Basic bob")],
+        [("x-api-key", "off")],
+        [("authorization", "Bearer off")],
+        [("x-api-key", "0" * 64)],
     ],
 )
 def test_anything_else_is_the_same_refusal(metadata):
@@ -52,3 +64,43 @@ def test_anything_else_is_the_same_refusal(metadata):
         RING.authenticate(metadata)
     assert caught.value.reason is Reason.INVALID_KEY
     assert caught.value.message == "the API key is missing, unknown or malformed"
+
+
+def test_a_key_is_void_from_the_second_on_at_which_it_expires():
+    bound = [("x-api-key", "bob")]
+    assert ring(now=99.9, bob=ApiKey(BOB, expires_at=100)).authenticate(bound) == BOB
+    for now in (100, 101):
+        with pytest.raises(RequestError, match="missing, unknown or malformed"):
+            ring(now=now, bob=ApiKey(BOB, expires_at=100)).authenticate(bound)
+
+
+def test_replaced_keys_hold_from_the_next_call_on():
+    keys = ring(alice=ApiKey(ALICE))
+    keys.replace({hashlib.sha256(b"bob").hexdigest(): ApiKey(BOB)})
+    assert keys.authenticate([("x-api-key", "bob")]) == BOB
+    with pytest.raises(RequestError):
+        keys.authenticate([("x-api-key", "alice")])
+
+
+@pytest.mark.parametrize("key", ["bob", "off", "aob", "boa", "", "x" * 10_000])
+def test_known_unknown_and_void_keys_cost_one_digest_and_one_comparison(key, monkeypatch):
+    """The work does not depend on which keys exist, so that its time tells nothing of them."""
+    compared = []
+    real = auth.hmac.compare_digest
+    monkeypatch.setattr(
+        auth.hmac, "compare_digest", lambda a, b: compared.append((len(a), len(b))) or real(a, b)
+    )
+    try:
+        RING.authenticate([("x-api-key", key)])
+    except RequestError:
+        assert key != "bob"
+    assert compared == [(64, 64)]
+
+
+def test_a_tenant_bound_to_methods_may_call_no_others():
+    tenant = Tenant("t", methods=frozenset({"Chat"}))
+    tenant.check_method("Chat")
+    with pytest.raises(RequestError, match="may not call StreamChat") as caught:
+        tenant.check_method("StreamChat")
+    assert caught.value.reason is Reason.METHOD_FORBIDDEN
+    BOB.check_method("StreamChat")
