@@ -104,9 +104,11 @@ def _document(content: bytes) -> tuple[str, _Table]:
         line = content.count(b"\n", 0, error.start) + 1
         raise KeysFormatError("not UTF-8", line) from None
     except tomllib.TOMLDecodeError as error:
-        # Its message may quote the file; the line that it names does not.
+        # Its message may quote the file; the line that it names does not. Without one it
+        # speaks of the end.
         found = re.search(r"\(at line (\d+), column \d+\)$", str(error))
-        raise KeysFormatError("not TOML", int(found[1]) if found else None) from None
+        last = len(text.splitlines())
+        raise KeysFormatError("not TOML", int(found[1]) if found else last) from None
     except RecursionError:
         raise KeysFormatError("nested too deeply") from None
 

@@ -431,9 +431,8 @@ async def routed(
     settings = RouterConfig(
         tokenizer=tokenizer.address,
         workers=tuple(worker.address for worker in fakes),
-        api_key_sha256=KEY_SHA256,
         listen="127.0.0.1:0",
-        **{"tick_s": 0.01, **config},
+        **{"api_key_sha256": KEY_SHA256, "tick_s": 0.01, **config},
     )
     try:
         async with running_router(settings, clock=clock, seed_source=lambda: seed) as router:

@@ -66,8 +66,7 @@ async def with_keys(path, *workers):
 
 @asynccontextmanager
 async def with_two_models(path):
-    small, large = FakeWorker(), FakeWorker()
-    small.model, large.model = "small", "large"
+    small, large = FakeWorker(model="small"), FakeWorker(model="large")
     small.auto = large.auto = [10]
     async with with_keys(path, small, large) as setup:
         yield setup
@@ -118,15 +117,15 @@ async def test_a_key_reaches_its_models_and_no_other_before_any_work(keys_file, 
 
 async def test_priority_and_methods_are_bounded_by_the_tenant(keys_file):
     async with with_two_models(keys_file) as setup:
-        _, error = await failure(setup.stream(key="small", priority=0))
-        assert error.fields[0][0] == "priority"
+        for priority in (50, -7):
+            await events(setup.stream(key="small", priority=priority))
+        assert [submit.priority for submit in setup.worker.submits] == [-1, -7]
         call = setup.stub.Chat(chat_pb2.ChatRequest(spec=spec()), metadata=bearer("small"))
         code, error = await failure(call)
         assert (code, error.reason) == (
             grpc.StatusCode.PERMISSION_DENIED,
             Reason.METHOD_FORBIDDEN,
         )
-        await events(setup.stream(key="small"))
 
 
 async def test_streams_of_a_removed_key_finish_and_new_ones_are_refused(keys_file):
@@ -148,9 +147,11 @@ async def test_a_key_that_is_added_is_served_without_a_restart(keys_file):
         setup.worker.auto = [10]
         assert (await failure(setup.stream(key="new")))[1].reason is Reason.INVALID_KEY
         digest = hashlib.sha256(b"new").hexdigest()
-        replace(keys_file, KEYS + f'\n[[tenants.keys]]\nsha256 = "{digest}"')
+        replace(
+            keys_file, f'{KEYS}[[tenants]]\nname = "late"\n[[tenants.keys]]\nsha256 = "{digest}"'
+        )
         await until(lambda: is_known(setup, "new"))
-        setup.worker.model = "small"
+        await events(setup.stream(key="new"))
         assert is_known(setup, "all")
 
 
