@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Models are kept here, apart from the user's own cache.
 export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo serve test soak lint format protos model install install-dev clean
+.PHONY: demo serve test soak lint format protos docs model install install-dev clean
 
 demo: install
 	$(BIN)/noria demo
@@ -34,6 +34,7 @@ lint: install-dev
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/python -m scripts.protos --check
+	$(BIN)/python -m scripts.api_docs --check
 
 format: install-dev
 	$(BIN)/ruff check --fix .
@@ -41,6 +42,9 @@ format: install-dev
 
 protos: install-dev
 	$(BIN)/python -m scripts.protos
+
+docs: install-dev
+	$(BIN)/python -m scripts.api_docs
 
 model: install
 	$(BIN)/noria fetch

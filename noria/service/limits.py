@@ -1,36 +1,60 @@
-"""What a client may send, in one place; `docs/api.md` lists these."""
+"""What a client may send, in one place; `docs/api.md` lists these with their comments."""
 
-# Servers accept messages up to this size; each method then checks its own.
+# What a client may send. Beyond it a request is refused with `INVALID_ARGUMENT`, unless said
+# otherwise.
+
+# Size of a message that a server reads at all; beyond it gRPC answers `RESOURCE_EXHAUSTED`.
+# Each method then checks its own.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# A chat: all texts together, in UTF-8 bytes.
+# Size of a call's metadata; beyond it gRPC answers `RESOURCE_EXHAUSTED`.
+MAX_METADATA_BYTES = 16 * 1024
+# Size of a `ChatSpec`, texts in UTF-8.
 MAX_CHAT_BYTES = 4 * 1024 * 1024
+# Messages of a conversation.
 MAX_MESSAGES = 4_096
+# Content blocks of one message.
 MAX_BLOCKS_PER_MESSAGE = 64
-# Blocks of all messages together.
+# Content blocks of all messages together.
 MAX_BLOCKS = 16_384
+# Tools of a request.
 MAX_TOOLS = 128
+# Stop strings of a request.
 MAX_STOP_SEQUENCES = 16
+# Size of one stop string in UTF-8; at least 1.
 MAX_STOP_SEQUENCE_BYTES = 256
+# Stop ids of a request.
 MAX_STOP_TOKEN_IDS = 64
+# Entries of `logit_bias`.
 MAX_LOGIT_BIAS = 1_024
+# Alternatives reported for each token.
 MAX_LOGPROBS = 20
+# Choices of a request, `n`.
 MAX_CHOICES = 16
+# Size of a model's name in UTF-8.
 MAX_MODEL_NAME_BYTES = 256
+# Size of a request id in UTF-8.
 MAX_REQUEST_ID_BYTES = 128
-# Ids in one call of Decode.
-MAX_DECODE_IDS = 1_048_576
-# Outputs that one DecodeSession decodes at the same time.
-MAX_DECODE_SLOTS = 65_536
-# Absolute bounds of a priority; a key's ceiling may be lower.
+# The highest priority; a key's ceiling may be lower.
 MAX_PRIORITY = 100
+# The lowest priority.
 MIN_PRIORITY = -100
+
+# How long a client may take.
+
+# Deadline of a call that comes without one.
 DEFAULT_DEADLINE_S = 600.0
-# A client that leaves its stream unread is aborted.
+# A stream on which something has waited unread for this long ends with `SLOW_READER`.
 SLOW_READER_SECONDS = 30.0
+# A stream on which this much waits unread ends with `SLOW_READER`.
 SLOW_READER_BYTES = 1024 * 1024
-# A session whose writer makes no progress is closed.
+
+# Between the services; clients never meet these.
+
+# Ids in one call of `Decode`.
+MAX_DECODE_IDS = 1_048_576
+# Outputs that one `DecodeSession` decodes at the same time.
+MAX_DECODE_SLOTS = 65_536
+# A session whose writer makes no progress for this long is closed.
 SESSION_STALL_SECONDS = 10.0
 # A worker reports its load at least this often.
 LOAD_INTERVAL_SECONDS = 0.5
-# Header bytes a server accepts.
-MAX_METADATA_BYTES = 16 * 1024

@@ -1295,7 +1295,7 @@ class EstimateChatResponse(_message.Message):
     queue_position: _builtins.int
     """Requests that would wait in front."""
     worker_id: _builtins.str
-    """The worker that would be chosen, and the policy's terms."""
+    """The worker that would be chosen."""
     routing_note: _builtins.str
     """Why that worker: the policy's terms, for people."""
     refusal: _common_pb2.Reason.ValueType

@@ -39,7 +39,8 @@ class ChatServiceStub:
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
-    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default (see the
+    limits).
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
@@ -116,7 +117,8 @@ class ChatServiceServicer:
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
-    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default (see the
+    limits).
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
@@ -261,7 +263,8 @@ class ChatService:
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
-    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default (see the
+    limits).
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an

@@ -40,7 +40,8 @@ class ChatServiceStub:
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
-    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default (see the
+    limits).
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
@@ -91,7 +92,8 @@ class ChatServiceAsyncStub(ChatServiceStub):
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
-    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default (see the
+    limits).
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
@@ -138,7 +140,8 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
-    `DEADLINE_EXCEEDED`. A call without one gets the server's default.
+    `DEADLINE_EXCEEDED`. A call without one gets the server's default (see the
+    limits).
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an

@@ -27,7 +27,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     DESCRIPTOR: _descriptor.EnumDescriptor
     REASON_UNSPECIFIED: _Reason.ValueType  # 0
     REASON_INVALID_FIELD: _Reason.ValueType  # 1
-    """The caller's input. Retrying the same request never helps.
+    """What the caller sent. The same request never passes.
 
     A field is missing, malformed or outside its range. INVALID_ARGUMENT.
     """
@@ -55,7 +55,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_METHOD_FORBIDDEN: _Reason.ValueType  # 12
     """The key may not call this method. PERMISSION_DENIED."""
     REASON_QUEUE_FULL: _Reason.ValueType  # 20
-    """How much. RESOURCE_EXHAUSTED; `RetryInfo` states when to retry.
+    """How much is asked of the service. RESOURCE_EXHAUSTED; `RetryInfo` says when
+    the same call may pass.
 
     All places of the server's queue are taken.
     """
@@ -79,18 +80,22 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     The deadline passed, in the queue or later. DEADLINE_EXCEEDED.
     """
     REASON_CANCELLED: _Reason.ValueType  # 31
-    """The caller cancelled, by closing the stream or by CancelRequest. CANCELLED."""
+    """The caller cancelled the call, or the request by `CancelRequest`. CANCELLED."""
     REASON_NO_WORKER: _Reason.ValueType  # 40
-    """The service. UNAVAILABLE unless said otherwise; retry with backoff.
+    """The service itself. UNAVAILABLE unless said otherwise.
 
     No worker serves the model right now.
     """
     REASON_NO_TOKENIZER: _Reason.ValueType  # 41
     """No tokenizer serves the model right now."""
     REASON_WORKER_LOST: _Reason.ValueType  # 42
-    """The worker died after the first token."""
+    """The worker died after the first token. What was received is a part of the
+    answer.
+    """
     REASON_TOKENIZER_LOST: _Reason.ValueType  # 43
-    """The tokenizer died and none could take over."""
+    """The tokenizer died and none took over in time. What was received is a part
+    of the answer.
+    """
     REASON_VOCABULARY_MISMATCH: _Reason.ValueType  # 44
     """Worker and tokenizer disagree about the vocabulary. FAILED_PRECONDITION."""
     REASON_DRAINING: _Reason.ValueType  # 45
@@ -99,14 +104,14 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """A defect in Noria. INTERNAL."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
-    """Reason says why a request was not served. One enum for the wire, metrics,
-    logs and docs: it travels as `ErrorInfo.reason` (without the prefix), with
-    `ErrorInfo.domain` = "noria".
+    """Reason says why a request was not served. It travels as `ErrorInfo.reason`,
+    without the prefix `REASON_`, where `ErrorInfo.domain` is "noria"; metrics and
+    logs use the same names.
     """
 
 REASON_UNSPECIFIED: Reason.ValueType  # 0
 REASON_INVALID_FIELD: Reason.ValueType  # 1
-"""The caller's input. Retrying the same request never helps.
+"""What the caller sent. The same request never passes.
 
 A field is missing, malformed or outside its range. INVALID_ARGUMENT.
 """
@@ -134,7 +139,8 @@ REASON_MODEL_FORBIDDEN: Reason.ValueType  # 11
 REASON_METHOD_FORBIDDEN: Reason.ValueType  # 12
 """The key may not call this method. PERMISSION_DENIED."""
 REASON_QUEUE_FULL: Reason.ValueType  # 20
-"""How much. RESOURCE_EXHAUSTED; `RetryInfo` states when to retry.
+"""How much is asked of the service. RESOURCE_EXHAUSTED; `RetryInfo` says when
+the same call may pass.
 
 All places of the server's queue are taken.
 """
@@ -158,18 +164,22 @@ REASON_DEADLINE_EXCEEDED: Reason.ValueType  # 30
 The deadline passed, in the queue or later. DEADLINE_EXCEEDED.
 """
 REASON_CANCELLED: Reason.ValueType  # 31
-"""The caller cancelled, by closing the stream or by CancelRequest. CANCELLED."""
+"""The caller cancelled the call, or the request by `CancelRequest`. CANCELLED."""
 REASON_NO_WORKER: Reason.ValueType  # 40
-"""The service. UNAVAILABLE unless said otherwise; retry with backoff.
+"""The service itself. UNAVAILABLE unless said otherwise.
 
 No worker serves the model right now.
 """
 REASON_NO_TOKENIZER: Reason.ValueType  # 41
 """No tokenizer serves the model right now."""
 REASON_WORKER_LOST: Reason.ValueType  # 42
-"""The worker died after the first token."""
+"""The worker died after the first token. What was received is a part of the
+answer.
+"""
 REASON_TOKENIZER_LOST: Reason.ValueType  # 43
-"""The tokenizer died and none could take over."""
+"""The tokenizer died and none took over in time. What was received is a part
+of the answer.
+"""
 REASON_VOCABULARY_MISMATCH: Reason.ValueType  # 44
 """Worker and tokenizer disagree about the vocabulary. FAILED_PRECONDITION."""
 REASON_DRAINING: Reason.ValueType  # 45
@@ -294,10 +304,12 @@ class SamplingParams(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """[0, 2]; below 1e-5 greedy. Absent: 1.0."""
+    """[0, 2]: divides the logits; below 1e-5 the likeliest token is taken
+    (greedy). Absent: 1.0.
+    """
     top_p: _builtins.float
-    """(0, 1]: keep the smallest set of most likely tokens that holds this mass.
-    Absent: 1 (off).
+    """(0, 1]: keep the smallest set of most likely tokens that holds this much
+    of the probability. Absent: 1 (off).
     """
     top_k: _builtins.int
     """Keep the k most likely tokens. 0 or absent: off."""
@@ -306,8 +318,8 @@ class SamplingParams(_message.Message):
     absent: off.
     """
     seed: _builtins.int
-    """Two's complement to 64 bits. Absent: the router draws one and reports it
-    in the timeline.
+    """Makes the draws repeatable; any 64 bits, as two's complement. Absent: the
+    router draws one and reports it in the timeline.
     """
     min_tokens: _builtins.int
     """EOS, stop ids and stop strings count only from this many output tokens on.
@@ -337,7 +349,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """[-100, 100], added to an id's logit."""
+        """[-100, 100]: added to the logit of an id."""
 
     @_builtins.property
     def structured_output(self) -> Global___StructuredOutput:
@@ -618,7 +630,7 @@ class Phase(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     DURATION_US_FIELD_NUMBER: _builtins.int
     kind: Global___PhaseKind.ValueType
-    """Which."""
+    """Which stretch."""
     duration_us: _builtins.int
     """Microseconds in it, all stretches together."""
     def __init__(

@@ -54,7 +54,8 @@ class WorkerServiceServicer:
     """
 
     def GetWorkerInfo(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What this worker has loaded, and how it computes.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

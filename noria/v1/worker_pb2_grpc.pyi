@@ -36,6 +36,7 @@ class WorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     GetWorkerInfo: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerInfoRequest, _worker_pb2.GetWorkerInfoResponse]
+    """What this worker has loaded, and how it computes."""
     Session: _grpc.StreamStreamMultiCallable[_worker_pb2.SessionRequest, _worker_pb2.SessionResponse]
     """One stream per router-worker pair. When it ends, however it ends, the
     worker aborts everything that came through it.
@@ -49,6 +50,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetWorkerInfo: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerInfoRequest, _worker_pb2.GetWorkerInfoResponse]  # type: ignore[assignment]
+    """What this worker has loaded, and how it computes."""
     Session: _aio.StreamStreamMultiCallable[_worker_pb2.SessionRequest, _worker_pb2.SessionResponse]  # type: ignore[assignment]
     """One stream per router-worker pair. When it ends, however it ends, the
     worker aborts everything that came through it.
@@ -64,7 +66,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _worker_pb2.GetWorkerInfoRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.GetWorkerInfoResponse, _abc.Awaitable[_worker_pb2.GetWorkerInfoResponse]]: ...
+    ) -> _typing.Union[_worker_pb2.GetWorkerInfoResponse, _abc.Awaitable[_worker_pb2.GetWorkerInfoResponse]]:
+        """What this worker has loaded, and how it computes."""
 
     @_abc_1.abstractmethod
     def Session(
