@@ -53,7 +53,8 @@ LIMITS = "The constants of [limits.py](../noria/service/limits.py)."
 def page() -> str:
     """The whole of docs/api.md."""
     protos = read_protos(["chat", "common", "tokenizer", "worker"])
-    return "\n".join([INTRODUCTION, *_api(protos), *_internal(protos)])
+    text = "\n".join([INTRODUCTION, *_api(protos), *_internal(protos)])
+    return text.replace("\n\n\n", "\n\n")
 
 
 def _api(protos: Protos) -> Iterator[str]:

@@ -126,7 +126,7 @@ class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     REQUEST_STATE_EXPIRED: _RequestState.ValueType  # 6
     """Its deadline passed."""
     REQUEST_STATE_FAILED: _RequestState.ValueType  # 7
-    """By a fault of the service; `Timeline.reason` says which."""
+    """Broken off by the service; `Timeline.reason` says why."""
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
     """RequestState is where a request is now."""
@@ -145,7 +145,7 @@ REQUEST_STATE_CANCELLED: RequestState.ValueType  # 5
 REQUEST_STATE_EXPIRED: RequestState.ValueType  # 6
 """Its deadline passed."""
 REQUEST_STATE_FAILED: RequestState.ValueType  # 7
-"""By a fault of the service; `Timeline.reason` says which."""
+"""Broken off by the service; `Timeline.reason` says why."""
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
 @_typing.final
