@@ -46,7 +46,9 @@ class RunningWorker:
         if self._thread is None:
             raise RuntimeError("ready before attach")
         facts = await asyncio.wrap_future(self._thread.ready)
-        self._hub = SessionHub(self._thread, facts.limits, facts.info.hidden_size)
+        self._hub = SessionHub(
+            self._thread, facts.limits, facts.info.hidden_size, pieces=facts.pieces
+        )
         self._servicer.start(self._hub, facts.info)
         await self._server.set_ready(True)
         return facts

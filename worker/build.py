@@ -33,13 +33,17 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What the servicer, the log and tests know of a built engine."""
+    """What the servicer, the log and tests know of a built engine.
+
+    `pieces` has the bytes of each id of the vocabulary.
+    """
 
     limits: ModelLimits
     info: worker_pb2.GetWorkerInfoResponse
     kv_cache: KVCache
     runner: ModelRunner[Any]
     scheduler: Scheduler
+    pieces: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
     eos = frozenset((*network.config.eos_token_ids, *vocabulary.eos_token_ids))
     limits = ModelLimits(network.config.vocab_size, max_model_len, eos)
     info = _info(config, network, vocabulary, pool, max_model_len)
-    facts = WorkerFacts(limits, info, kv_cache, runner, scheduler)
+    facts = WorkerFacts(limits, info, kv_cache, runner, scheduler, vocabulary.pieces)
     return Engine(scheduler, runner, look_ahead=config.look_ahead), facts
 
 

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -181,12 +182,15 @@ class SessionHub:
         limits: ModelLimits,
         hidden_size: int,
         *,
+        pieces: Ids[bytes] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`pieces`: the bytes of each token id, for the records of traced steps."""
         self.engine = engine
         self.draining = False
         self._limits = limits
         self._hidden_size = hidden_size
+        self._pieces = pieces
         self._clock = clock
         self._sessions: set[Session] = set()
         self._routes: dict[int, tuple[Session, int]] = {}
@@ -269,7 +273,7 @@ class SessionHub:
         if begun is not None:
             delta.waiting_us, delta.prefill_us, _ = durations_us(begun)
         if update.sequence.trace_steps:
-            delta.steps.append(step_record(update, step))
+            delta.steps.append(step_record(update, step, self._pieces))
         messages.setdefault(session, StepMessage()).add_delta(delta)
 
     def _deliver_terminal(

@@ -1,6 +1,7 @@
 """Between the wire's messages and the engine's own terms. Nothing is decided here but validity."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
@@ -147,8 +148,13 @@ def _within(name: str, value: float, low: float, high: float, *, open_below: boo
     )
 
 
-def step_record(update: SequenceUpdate, step: "StepFacts") -> common_pb2.StepRecord:
-    """The wire's record of what one step did to one traced sequence."""
+def step_record(
+    update: SequenceUpdate, step: "StepFacts", pieces: Ids[bytes]
+) -> common_pb2.StepRecord:
+    """The wire's record of what one step did to one traced sequence.
+
+    `pieces` has the bytes of each id; a model may have more ids than its vocabulary.
+    """
     record = common_pb2.StepRecord(
         step=step.number,
         batch_size=step.batch_size,
@@ -162,12 +168,19 @@ def step_record(update: SequenceUpdate, step: "StepFacts") -> common_pb2.StepRec
     )
     if update.token is not None:
         record.token_id = update.token.token_id
+        record.token_bytes = _piece(pieces, update.token.token_id)
         record.probability = update.token.probability
         record.runners_up.extend(
-            common_pb2.TokenProbability(id=token_id, probability=probability)
+            common_pb2.TokenProbability(
+                id=token_id, bytes=_piece(pieces, token_id), probability=probability
+            )
             for token_id, probability in update.token.runners_up
         )
     return record
+
+
+def _piece(pieces: Ids[bytes], token_id: int) -> bytes:
+    return pieces[token_id] if token_id < len(pieces) else b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from noria.client.errors import (
 )
 from noria.reasons import Reason
 from noria.service.errors import DETAILS_KEY, ERROR_DOMAIN
+from noria.v1 import common_pb2
 
 REQUEST_ID_KEY = "noria-request-id"
+TIMELINE_KEY = "noria-timeline-bin"
 
 # What a status means when no server of Noria's explained it.
 _BY_CODE: dict[grpc.StatusCode, type[NoriaError]] = {
@@ -83,6 +85,13 @@ def _read(serialized: bytes) -> _Details:
     return read
 
 
+def _timeline(serialized: bytes) -> common_pb2.Timeline | None:
+    try:
+        return common_pb2.Timeline.FromString(serialized) if serialized else None
+    except DecodeError:
+        return None
+
+
 def error_of(
     code: grpc.StatusCode, message: str, trailing: Metadata, request_id: str = ""
 ) -> NoriaError:
@@ -100,6 +109,7 @@ def error_of(
         request_id=details.request_id or trailing.text(REQUEST_ID_KEY) or request_id,
         fields=details.fields,
         retry_after_s=details.retry_after_s,
+        timeline=_timeline(trailing.binary(TIMELINE_KEY)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 import grpc
 
 from noria.reasons import Reason
+from noria.v1 import common_pb2
 
 
 class NoriaError(Exception):
@@ -18,7 +19,9 @@ class NoriaError(Exception):
     `message` is for people; `request_id` is the router's id of the request, empty
     if the call never reached it; `fields` holds (field path, what is wrong) pairs
     for bad input; `retry_after_s` is the server's advice, absent if it gave none.
-    Neither ever holds text of a prompt or a reply.
+    `timeline` tells how far the request came, where the server said so: it does once
+    the key is known, unless the call ended on this side. None of these ever holds
+    text of a prompt or a reply.
     """
 
     reason: ClassVar[Reason | None] = None
@@ -31,6 +34,7 @@ class NoriaError(Exception):
         request_id: str = "",
         fields: tuple[tuple[str, str], ...] = (),
         retry_after_s: float | None = None,
+        timeline: common_pb2.Timeline | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -38,6 +42,7 @@ class NoriaError(Exception):
         self.request_id = request_id
         self.fields = fields
         self.retry_after_s = retry_after_s
+        self.timeline = timeline
 
     def __str__(self) -> str:
         name = self.reason.value if self.reason else self.code.name

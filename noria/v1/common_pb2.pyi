@@ -667,6 +667,7 @@ class StepRecord(_message.Message):
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The worker's step counter."""
     batch_size: _builtins.int
@@ -691,6 +692,10 @@ class StepRecord(_message.Message):
     """Width of the hidden state: a prefill computes [num_positions, hidden_size]."""
     step_us: _builtins.int
     """Duration of the step in microseconds."""
+    token_bytes: _builtins.bytes
+    """The own bytes of `token_id`; may be part of a character. Empty for an id
+    that stands for no text.
+    """
     @_builtins.property
     def runners_up(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenProbability]:
         """The likeliest other ids with their probabilities, likeliest first."""
@@ -710,10 +715,11 @@ class StepRecord(_message.Message):
         kv_blocks: _builtins.int = ...,
         hidden_size: _builtins.int = ...,
         step_us: _builtins.int = ...,
+        token_bytes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_token_id", b"_token_id", "token_id", b"token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_id", b"_token_id", "batch_positions", b"batch_positions", "batch_size", b"batch_size", "first_position", b"first_position", "hidden_size", b"hidden_size", "kv_blocks", b"kv_blocks", "kv_tokens", b"kv_tokens", "num_positions", b"num_positions", "probability", b"probability", "runners_up", b"runners_up", "step", b"step", "step_us", b"step_us", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_id", b"_token_id", "batch_positions", b"batch_positions", "batch_size", b"batch_size", "first_position", b"first_position", "hidden_size", b"hidden_size", "kv_blocks", b"kv_blocks", "kv_tokens", b"kv_tokens", "num_positions", b"num_positions", "probability", b"probability", "runners_up", b"runners_up", "step", b"step", "step_us", b"step_us", "token_bytes", b"token_bytes", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__token_id: _TypeAlias = _typing.Literal["token_id"]  # noqa: Y015
     _WhichOneofArgType__token_id: _TypeAlias = _typing.Literal["_token_id", b"_token_id"]  # noqa: Y015
@@ -729,19 +735,23 @@ class TokenProbability(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     PROBABILITY_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Its id in the model's vocabulary."""
     probability: _builtins.float
     """Between 0 and 1."""
+    bytes: _builtins.bytes
+    """The token's own bytes; may be part of a character."""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         probability: _builtins.float = ...,
+        bytes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "probability", b"probability"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "id", b"id", "probability", b"probability"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

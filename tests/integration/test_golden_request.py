@@ -4,6 +4,7 @@ Ids, probabilities and texts are scripted; positions and KV figures are the sche
 the block pool's own.
 """
 
+import base64
 import json
 import math
 from pathlib import Path
@@ -41,8 +42,10 @@ def told(event):
     kind = event.WhichOneof("event")
     data = MessageToDict(getattr(event, kind), preserving_proto_field_name=True)
     data.pop("request_id", None)
+    data.pop("timeline", None)
     for step in data.get("steps", []):
         del step["step_us"]
+        step["token_bytes"] = base64.b64decode(step["token_bytes"]).decode()
         step["probability"] = round(step["probability"], 6)
         for other in step.get("runners_up", []):
             other["probability"] = round(other["probability"], 6)

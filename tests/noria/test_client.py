@@ -11,9 +11,11 @@ from google.rpc.error_details_pb2 import RetryInfo
 
 import noria
 from noria import Client
+from noria.client.decode import TIMELINE_KEY
 from noria.client.errors import ERROR_OF
 from noria.reasons import Reason, RequestError
 from noria.service.errors import DETAILS_KEY
+from noria.v1 import common_pb2
 from tests.noria.fake_chat import REQUEST_ID, answer_events, refuse, text_event
 
 
@@ -153,6 +155,23 @@ def test_details_that_cannot_be_read_leave_the_plain_status(chat_service, client
     with pytest.raises(noria.NoriaError, match="broken") as caught:
         client.chat("q")
     assert caught.value.reason is None
+
+
+def test_an_error_carries_the_timeline_that_came_with_it(chat_service, client):
+    told = common_pb2.Timeline(request_id=REQUEST_ID, total_us=7)
+
+    def events(sent):
+        def refused(_spec, context):
+            context.set_trailing_metadata(((TIMELINE_KEY, sent),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+        return refused
+
+    for sent, expected in ((told.SerializeToString(), told), (b"\xff\xff", None), (b"", None)):
+        chat_service.events = events(sent)
+        with pytest.raises(noria.NoriaError) as caught:
+            client.chat("q")
+        assert caught.value.timeline == expected
 
 
 def test_a_delay_beyond_all_bounds_counts_as_none(chat_service, client):

@@ -5,7 +5,9 @@ import math
 import pytest
 
 from noria.v1 import common_pb2, worker_pb2
-from worker.translate import InvalidSubmitError, ModelLimits, sequence_from
+from worker.scheduler import SequenceUpdate
+from worker.sequence import SampledToken, ScheduledSequence
+from worker.translate import InvalidSubmitError, ModelLimits, StepFacts, sequence_from, step_record
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=50, eos_token_ids=frozenset({2}))
 
@@ -92,3 +94,12 @@ def test_a_bad_submit_is_refused_by_field(message, field, says):
 def test_values_that_ask_for_nothing_pass():
     neutral = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     assert translate(sampling(**neutral, repetition_penalty=1.0)).sampling.temperature == 1.0
+
+
+def test_a_step_record_says_each_ids_bytes_and_nothing_for_ids_beyond_the_vocabulary():
+    scheduled = ScheduledSequence(7, [1, 2, 3], 0, [1], None)
+    token = SampledToken(1, 0.6, ((2, 0.3), (99, 0.1)))
+    update = SequenceUpdate(translate(submit()), scheduled, token, kv_tokens=3, kv_blocks=1)
+    record = step_record(update, StepFacts(1, 1, 3, 500, 8), [b"", b"\xeb", b" no"])
+    assert (record.token_id, record.token_bytes) == (1, b"\xeb")
+    assert [(other.id, other.bytes) for other in record.runners_up] == [(2, b" no"), (99, b"")]
