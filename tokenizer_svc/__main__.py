@@ -21,6 +21,7 @@ from tokenizer_svc.config import TokenizerConfig
 @click.option("--model", type=click.Path(exists=True, path_type=Path), required=True)
 @click.option("--served-model-name", default="", help="Name that requests use.")
 @click.option("--listen", default="127.0.0.1:50052", help="host:port; port 0 picks one.")
+@click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
 @click.option("--encode-threads", type=click.IntRange(1), default=2, help="For short texts.")
 @click.option("--drain-grace-s", type=click.FloatRange(0), default=60.0)
 @click.option("--parent-pid", type=int, help="End when this process ends.")
@@ -50,7 +51,7 @@ async def serve(config: TokenizerConfig, log: structlog.typing.FilteringBoundLog
         async with running_tokenizer(
             config, on_progress=on_progress, on_failure=on_failure
         ) as tokenizer:
-            log.info("listening", address=tokenizer.address)
+            log.info("listening", address=tokenizer.address, metrics=tokenizer.metrics_address)
             text = await tokenizer.ready()
             log.info(
                 "ready",

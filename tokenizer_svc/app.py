@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.v1 import tokenizer_pb2_grpc
 from tokenizer_svc.config import TokenizerConfig
@@ -24,6 +25,7 @@ class RunningTokenizer:
         self, server: RunningServer, servicer: TokenizerServicer, loading: asyncio.Task[TextService]
     ) -> None:
         self.address = server.address
+        self.metrics_address = ""
         self._server = server
         self._servicer = servicer
         self._loading = loading
@@ -62,15 +64,19 @@ async def running_tokenizer(
         return text
 
     with EncodePool(config.encode_threads) as pool:
-        servicer = TokenizerServicer(pool, on_failure)
+        registry = new_registry()
+        servicer = TokenizerServicer(pool, on_failure, registry)
 
         def add_services(server: grpc.aio.Server) -> None:
             tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
 
         async with running_server(add_services, (SERVICE,), config.listen) as server:
             loading = asyncio.create_task(asyncio.to_thread(load))
+            tokenizer = RunningTokenizer(server, servicer, loading)
             try:
-                yield RunningTokenizer(server, servicer, loading)
+                async with serving_metrics(config.metrics_listen, registry) as address:
+                    tokenizer.metrics_address = address
+                    yield tokenizer
             finally:
                 loading.cancel()
                 await asyncio.wait({loading})

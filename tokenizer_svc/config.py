@@ -9,6 +9,7 @@ class TokenizerConfig:
     """One tokenizer service.
 
     model            a GGUF file or a Hugging Face folder
+    metrics_listen   host:port for /metrics; empty: none
     encode_threads   threads for short texts; long ones have one of their own
     drain_grace_s    seconds for which outputs are still decoded after the order to stop
     """
@@ -16,6 +17,7 @@ class TokenizerConfig:
     model: Path
     served_model_name: str = ""
     listen: str = "127.0.0.1:50052"
+    metrics_listen: str = ""
     encode_threads: int = 2
     drain_grace_s: float = 60.0
 

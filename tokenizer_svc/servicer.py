@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any
 
 import grpc
+from prometheus_client.registry import CollectorRegistry
 
 from noria.reasons import Reason, RequestError
 from noria.service.errors import AbortableContext, abort
@@ -15,6 +16,7 @@ from noria.service.outbox import Outbox, OutboxClosedError
 from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.decode_slots import DecodeSlots, PendingTexts
 from tokenizer_svc.encode_pool import EncodePool
+from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.text_service import TextService
 from tokenizer_svc.translate import (
     chat_messages,
@@ -40,6 +42,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self,
         pool: EncodePool,
         on_failure: Callable[[Exception], None],
+        registry: CollectorRegistry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
@@ -47,6 +50,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._clock = clock
         self._ready: asyncio.Future[TextService] = asyncio.get_running_loop().create_future()
         self._sessions: set[DecodeSlots] = set()
+        self._metrics = TokenizerMetrics(registry, lambda: self.num_slots)
 
     def start(self, text: TextService) -> None:
         """Begin to serve."""
@@ -71,7 +75,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             messages = chat_messages(request.spec)
             ids = await self._pool.run(text_size(messages), lambda: text.chat.encode(messages))
         return tokenizer_pb2.EncodeChatResponse(
-            prompt_token_ids=ids, duration_us=self._since_us(started)
+            prompt_token_ids=ids, duration_us=self._encoded_us(started, len(ids))
         )
 
     async def Encode(  # noqa: N802 - the wire's name
@@ -88,7 +92,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                     request.text, add_special_tokens=request.add_special_tokens
                 ),
             )
-        return tokenizer_pb2.EncodeResponse(token_ids=ids, duration_us=self._since_us(started))
+        return tokenizer_pb2.EncodeResponse(
+            token_ids=ids, duration_us=self._encoded_us(started, len(ids))
+        )
 
     async def Decode(  # noqa: N802 - the wire's name
         self, request: tokenizer_pb2.DecodeRequest, context: UnaryContext
@@ -120,7 +126,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         async with self._answering(context) as text:
             with self._session(text) as slots:
                 await _all_of(
-                    _read(request_iterator, slots, text),
+                    _read(request_iterator, slots, text, self._metrics.decoded),
                     _write(slots.outbox, context.write, self._clock),
                 )
 
@@ -145,14 +151,18 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             self._on_failure(error)
             await abort(context, RequestError(Reason.INTERNAL, "a defect in the tokenizer service"))
 
-    def _since_us(self, started: float) -> int:
-        return round((self._clock() - started) * 1e6)
+    def _encoded_us(self, started: float, num_ids: int) -> int:
+        """Note an encoding that ends now; its duration in microseconds."""
+        seconds = self._clock() - started
+        self._metrics.encoded(seconds, num_ids)
+        return round(seconds * 1e6)
 
 
 async def _read(
     requests: AsyncIterator[tokenizer_pb2.DecodeSessionRequest],
     slots: DecodeSlots,
     text: TextService,
+    on_ids: Callable[[int], None],
 ) -> None:
     """Take in the router's messages until it ends its side; the outbox then closes."""
     try:
@@ -163,9 +173,16 @@ async def _read(
                     f"texts have waited for {slots.outbox.waiting_s():.0f} s to be read; "
                     f"at most {SESSION_STALL_SECONDS:.0f} s",
                 )
+            on_ids(_num_ids(request))
             await _apply(request, slots, text)
     finally:
         slots.outbox.close()
+
+
+def _num_ids(request: tokenizer_pb2.DecodeSessionRequest) -> int:
+    """How many ids a message brings to be decoded."""
+    fed = sum(len(delta.token_ids) for delta in request.batch.deltas)
+    return fed + len(request.open.output_token_ids)
 
 
 async def _apply(

@@ -32,6 +32,7 @@ T = TypeVar("T")
 @click.option("--model", type=click.Path(exists=True, path_type=Path), required=True)
 @click.option("--served-model-name", default="", help="Name that requests use.")
 @click.option("--listen", default="127.0.0.1:50053", help="host:port; port 0 picks one.")
+@click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32")
 @click.option("--max-num-seqs", type=click.IntRange(1), default=MAX_NUM_SEQS)
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), default=MAX_NUM_BATCHED_TOKENS)
@@ -72,7 +73,7 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
 
     try:
         async with running_worker(config, on_progress=on_progress, on_failure=on_failure) as worker:
-            log.info("listening", address=worker.address)
+            log.info("listening", address=worker.address, metrics=worker.metrics_address)
             facts = await _unless_stopped(worker.ready(), stop)
             if facts is None:
                 return 0

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.v1 import worker_pb2_grpc
 from worker.build import WorkerFacts, build_engine
 from worker.config import WorkerConfig
 from worker.engine import EngineOutput
 from worker.engine_thread import EngineThread
+from worker.metrics import WorkerMetrics, WorkerState
 from worker.servicer import WorkerServicer
 from worker.session import SessionHub
 
@@ -28,14 +30,20 @@ class RunningWorker:
         self,
         server: RunningServer,
         servicer: WorkerServicer,
+        config: WorkerConfig,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self.address = server.address
+        self.metrics_address = ""
+        self.registry = new_registry()
+        self._metrics = WorkerMetrics(self.registry, self.state)
+        self._config = config
         self._server = server
         self._servicer = servicer
         self._on_failure = on_failure
         self._thread: EngineThread[WorkerFacts] | None = None
         self._hub: SessionHub | None = None
+        self._facts: WorkerFacts | None = None
 
     def attach(self, thread: EngineThread[WorkerFacts]) -> None:
         """Name the thread whose outputs this worker delivers."""
@@ -45,7 +53,7 @@ class RunningWorker:
         """Wait until the engine stands, then serve. Raises what building it raised."""
         if self._thread is None:
             raise RuntimeError("ready before attach")
-        facts = await asyncio.wrap_future(self._thread.ready)
+        facts = self._facts = await asyncio.wrap_future(self._thread.ready)
         self._hub = SessionHub(
             self._thread, facts.limits, facts.info.hidden_size, pieces=facts.pieces
         )
@@ -73,10 +81,31 @@ class RunningWorker:
 
     def deliver(self, output: EngineOutput) -> None:
         """Pass an engine output on to its sessions; on the event loop."""
+        self._metrics.observe(output)
         if output.failure is not None:
             self._on_failure(output.failure)
         if self._hub is not None:
             self._hub.deliver(output)
+
+    def state(self) -> WorkerState:
+        """What this worker holds now."""
+        if self._thread is None or self._hub is None or self._facts is None:
+            return WorkerState(max_num_seqs=self._config.max_num_seqs)
+        pool, about = self._facts.scheduler.pool, self._facts.info
+        return WorkerState(
+            load=self._thread.load,
+            max_num_seqs=self._config.max_num_seqs,
+            num_blocks=pool.num_blocks,
+            block_size=pool.block_size,
+            live_submits=self._hub.num_live,
+            step_age_s=self._thread.step_age_s(),
+            draining=self._hub.draining,
+            about=(
+                ("model", self._config.name),
+                ("attention_backend", about.attention_backend),
+                ("dtype", about.dtype),
+            ),
+        )
 
     async def watch_steps(self) -> None:
         """Keep the health name `live` true to the engine's heartbeat."""
@@ -101,7 +130,7 @@ async def running_worker(
 
     loop = asyncio.get_running_loop()
     async with running_server(add_services, (SERVICE,), config.listen) as server:
-        worker = RunningWorker(server, servicer, on_failure)
+        worker = RunningWorker(server, servicer, config, on_failure)
 
         def on_output(output: EngineOutput) -> None:
             loop.call_soon_threadsafe(worker.deliver, output)
@@ -110,6 +139,8 @@ async def running_worker(
             worker.attach(thread)
             watch = asyncio.create_task(worker.watch_steps())
             try:
-                yield worker
+                async with serving_metrics(config.metrics_listen, worker.registry) as address:
+                    worker.metrics_address = address
+                    yield worker
             finally:
                 watch.cancel()

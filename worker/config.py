@@ -29,12 +29,14 @@ class WorkerConfig:
     max_model_len           tokens of prompt and output together; None: what the model allows
     num_blocks              KV blocks; None: what fits kv_cache_memory_bytes
     kv_cache_memory_bytes   memory for keys and values; touched only as blocks are used
+    metrics_listen          host:port for /metrics; empty: none
     default_max_tokens      max_tokens of a request that names none; 0: the room left
     """
 
     model: Path
     served_model_name: str = ""
     listen: str = "127.0.0.1:50053"
+    metrics_listen: str = ""
     dtype: str = "float32"
     block_size: int | None = None
     num_blocks: int | None = None

@@ -62,6 +62,7 @@ class EngineLoad:
     free_blocks: int = 0
     cached_blocks: int = 0
     step_count: int = 0
+    preemptions: int = 0
     tokens_per_second: float = 0.0
 
 
@@ -243,5 +244,6 @@ class Engine:
             waiting_tokens=scheduler.num_waiting_tokens,
             free_blocks=scheduler.pool.num_free,
             step_count=scheduler.num_steps,
+            preemptions=scheduler.num_preemptions,
             tokens_per_second=self._rate.per_second(self._clock()),
         )

@@ -74,6 +74,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._step = 0
+        self._preemptions = 0
 
     @property
     def num_running(self) -> int:
@@ -91,6 +92,10 @@ class Scheduler:
     @property
     def num_steps(self) -> int:
         return self._step
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._preemptions
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait. Raises ValueError if it could never fit, whatever else runs."""
@@ -256,6 +261,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
+        self._preemptions += 1
         insort(self._waiting, sequence, key=_urgency)
 
     def _release(self, sequence: Sequence) -> None:

@@ -16,8 +16,8 @@ from noria.client.connection import channel_options
 HOST = "127.0.0.1"
 # Modules of the extras `tokenizer`, `worker` and `router`.
 NEEDED = (
-    "gguf", "grpc_health", "grpc_reflection", "jinja2", "numpy", "safetensors", "structlog",
-    "tokenizers", "torch",
+    "gguf", "grpc_health", "grpc_reflection", "jinja2", "numpy", "prometheus_client",
+    "safetensors", "structlog", "tokenizers", "torch",
 )  # fmt: skip
 
 

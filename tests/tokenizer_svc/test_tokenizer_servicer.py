@@ -243,7 +243,7 @@ async def test_a_reader_that_stalls_loses_its_session():
     slots.open(1, SlotOptions())
     with pytest.raises(RequestError, match=r"waited for 1[12] s"):
         await servicer._all_of(
-            servicer._read(requests(), slots, None),
+            servicer._read(requests(), slots, None, lambda ids: None),
             servicer._write(slots.outbox, write, lambda: now[0]),
         )
 
