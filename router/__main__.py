@@ -17,6 +17,7 @@ from router.keys_format import KeysFormatError
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER"})
 @click.option("--listen", default="127.0.0.1:50051", show_default=True, help="host:port")
+@click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none")
 @click.option("--tokenizer", required=True, help="host:port of the tokenizer service")
 @click.option("--worker", "workers", multiple=True, help="host:port of a worker; repeatable")
 @click.option("--keys-file", type=click.Path(path_type=Path), help="keys and tenants (TOML)")
@@ -46,7 +47,7 @@ def main(parent_pid: int | None, **options: object) -> None:
 async def _serve(config: RouterConfig, log: structlog.typing.FilteringBoundLogger) -> None:
     stop = stop_event()
     async with running_router(config, log=log) as router:
-        log.info("listening", address=router.address)
+        log.info("listening", address=router.address, metrics=router.metrics_address)
         ready = asyncio.create_task(_tell_ready(router, log))
         await stop.wait()
         ready.cancel()

@@ -13,6 +13,7 @@ class RouterConfig:
 
     Who may call stands in `keys_file`, looked at again every `keys_poll_s` seconds, or is
     whoever holds the one key whose SHA-256 in hex is `api_key_sha256` (tenant "default").
+    `metrics_listen` is host:port for /metrics; empty: none.
     `tokenizer_patience_s` is how long requests wait for a tokenizer that went away,
     `worker_patience_s` how long queued ones wait for a model's last worker. Raises
     ValueError for a value out of range.
@@ -24,6 +25,7 @@ class RouterConfig:
     keys_file: Path | None = None
     keys_poll_s: float = 1.0
     listen: str = "127.0.0.1:50051"
+    metrics_listen: str = ""
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
     default_deadline_s: float = DEFAULT_DEADLINE_S

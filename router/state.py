@@ -1,0 +1,55 @@
+"""What a router holds now, read from its parts."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from router.config import RouterConfig
+from router.metrics import Load, RouterState
+from router.queue import RequestQueue
+from router.registry import Registry
+from router.token_stream import TokenStream
+
+
+def router_state(
+    config: RouterConfig,
+    held: Mapping[str, int],
+    queue: RequestQueue[TokenStream],
+    registry: Registry,
+) -> RouterState:
+    """Call it on the event loop."""
+    connected = list(registry)
+    return RouterState(
+        held=held,
+        queue=Load(queue.num_requests, queue.num_tokens),
+        queue_bounds=Load(config.max_queued_requests, config.max_queued_tokens),
+        workers={
+            "configured": len(config.workers),
+            "connected": len(connected),
+            "usable": sum(registry.understands(worker) for worker in connected),
+        },
+        demand=_demand(queue, registry),
+        capacity=_capacity(registry),
+    )
+
+
+def _demand(queue: RequestQueue[TokenStream], registry: Registry) -> dict[str, Load]:
+    sequences: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for model in queue.models():
+        waiting = [permit.item for permit in queue.waiting_for(model) if permit.item is not None]
+        sequences[model] += len(waiting)
+        tokens[model] += sum(stream.generation.price for stream in waiting)
+    for worker in registry:
+        sequences[worker.figures.model] += len(worker.attempts)
+        tokens[worker.figures.model] += worker.tokens_in_flight
+    return {model: Load(sequences[model], tokens[model]) for model in sequences}
+
+
+def _capacity(registry: Registry) -> dict[str, Load]:
+    sequences: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for worker in registry:
+        figures = worker.figures
+        sequences[figures.model] += figures.max_num_seqs
+        tokens[figures.model] += figures.num_blocks * figures.block_size
+    return {model: Load(sequences[model], tokens[model]) for model in sequences}
