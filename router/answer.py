@@ -12,7 +12,6 @@ from typing import Protocol
 from noria.reasons import RequestError
 from router.delivery import Delivery
 from router.events import (
-    AnswerUsage,
     BlockStart,
     BlockStop,
     MessageEnd,
@@ -22,7 +21,7 @@ from router.events import (
     TextDelta,
 )
 from router.record import RequestRecord
-from router.token_stream import Finish, NewTokens
+from router.token_stream import Finish, NewTokens, WorkerReport
 
 _STOP_REASONS = {
     Finish.EOS: StopReason.END_TURN,
@@ -74,7 +73,6 @@ class Answer:
         self._block_begun = False
         self._ended = False
         self._num_ids = 0
-        self._cached_tokens = 0
         self._output_tokens = 0
         self._stop_reason = StopReason.END_TURN
         # Records wait for the text of their ids: (ids that text must account for, record).
@@ -87,8 +85,11 @@ class Answer:
 
     # From the worker.
 
-    def on_placed(self, worker_id: str) -> None:
-        self._record.placed(worker_id)
+    def on_queued(self, position: int) -> None:
+        self._record.queued(position)
+
+    def on_placed(self, worker_id: str, routing_note: str) -> None:
+        self._record.placed(worker_id, routing_note)
         self._steps.clear()
         if not self._started:
             self._started = True
@@ -96,16 +97,17 @@ class Answer:
             self._delivery.put(MessageStart(head.request_id, head.model, head.input_tokens))
 
     def on_tokens(self, new: NewTokens) -> None:
-        if new.cached_tokens is not None:
-            self._cached_tokens = new.cached_tokens
+        self._record.generated(new)
         accounted = self._num_ids
         for step in new.steps:
             accounted += step.chose_token
             self._steps.append((accounted, step.record))
         self._num_ids += len(new.token_ids)
-        self._record.output_tokens = self._num_ids
         if self._slot is not None and not self._ended:
             self._slot.feed(new.token_ids[:-1] if new.last_is_end else new.token_ids)
+
+    def on_report(self, report: WorkerReport) -> None:
+        self._record.finished(report)
 
     def on_finished(self, finish: Finish, output_tokens: int) -> None:
         self._stop_reason = _STOP_REASONS[finish]
@@ -113,20 +115,25 @@ class Answer:
         if self._slot is not None and not self._ended:
             self._slot.finish()
 
+    def on_wasted(self, num_tokens: int) -> None:
+        self._record.wasted(num_tokens)
+
     # From the tokenizer.
 
     def on_text(self, text: str, num_ids: int) -> None:
         if text and not self._ended:
+            self._record.has_text_of(num_ids)
             self._put_delta(text, self._take_steps(num_ids))
 
-    def on_stop(self, stop_index: int, token_index: int) -> None:
+    def on_stop(self, stop_index: int, token_index: int, duration_us: int) -> None:
         self._stop_worker()
         self._output_tokens = token_index + 1
         self._stop_reason = StopReason.STOP_SEQUENCE
-        self._end(self._head.stop_sequences[stop_index], self._take_steps(token_index + 1))
+        last_steps = self._take_steps(token_index + 1)
+        self._end(self._head.stop_sequences[stop_index], last_steps, duration_us)
 
-    def on_text_end(self) -> None:
-        self._end(None, [record for _, record in self._steps])
+    def on_text_end(self, duration_us: int) -> None:
+        self._end(None, [record for _, record in self._steps], duration_us)
 
     # From both.
 
@@ -135,17 +142,16 @@ class Answer:
             self._ended = True
             self._fail(error)
 
-    def _end(self, stop_sequence: str | None, last_steps: list[object]) -> None:
+    def _end(self, stop_sequence: str | None, last_steps: list[object], duration_us: int) -> None:
         if self._ended:
             return
+        self._record.text_ended(self._stop_reason, self._output_tokens, duration_us)
         if last_steps:
             self._put_delta("", last_steps)
         self._begin_block()
         self._ended = True
-        usage = AnswerUsage(self._head.input_tokens, self._cached_tokens, self._output_tokens)
-        self._record.output_tokens = self._output_tokens
         self._delivery.put(BlockStop())
-        self._delivery.put(MessageEnd(self._stop_reason, stop_sequence, usage))
+        self._delivery.put(MessageEnd(self._stop_reason, stop_sequence, self._record.usage))
         self._delivery.put(MessageStop())
         self._delivery.close()
 
@@ -155,8 +161,6 @@ class Answer:
             self._delivery.put(BlockStart())
 
     def _put_delta(self, text: str, steps: list[object]) -> None:
-        if text:
-            self._record.delivered_text()
         self._begin_block()
         self._delivery.put(TextDelta(text, steps))
         overdue = self._delivery.overdue()

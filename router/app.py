@@ -11,17 +11,24 @@ import grpc
 import structlog
 
 from noria.reasons import Reason, RequestError
+from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
-from noria.v1 import chat_pb2_grpc
-from router.auth import KeyRing, Tenant
+from noria.v1 import chat_pb2, chat_pb2_grpc
+from router.auth import ApiKey, KeyRing, Keys, Tenant
+from router.calls import Admission, Calls
 from router.chat import Chats
 from router.config import RouterConfig
 from router.connection import background
 from router.dispatch import Dispatcher
+from router.keys_file import KeysFile
+from router.keys_format import KeysFormatError
 from router.live import LiveRequests
+from router.metrics import RouterMetrics, RouterState
 from router.queue import RequestQueue
 from router.registry import Registry
-from router.servicer import Admission, ChatServicer
+from router.servicer import ChatServicer
+from router.stalls import StallWatch
+from router.state import router_state
 from router.token_stream import TokenStream
 from router.tokenizer import Tokenizer
 from router.worker_session import WorkerSession
@@ -37,7 +44,7 @@ def random_seed() -> int:
 class Router:
     """All parts of one router and how they hang together; `running_router` makes one.
 
-    `address` is host:port with the port really taken.
+    `address` and `metrics_address` are host:port with the ports really taken.
     """
 
     def __init__(
@@ -48,18 +55,23 @@ class Router:
         seed_source: Callable[[], int],
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
-        self.address = ""
+        self.address = self.metrics_address = ""
         self.registry = Registry()
+        self.metrics_registry = new_registry()
+        self._metrics = RouterMetrics(self.metrics_registry, self.state)
         self._config = config
         self._clock = clock
         self._log = log
         self._instance_id = secrets.token_hex(4)
-        self._live = LiveRequests()
+        self._live = LiveRequests(clock)
         self._admission = Admission()
         self._queue = RequestQueue[TokenStream](
             config.max_queued_requests, config.max_queued_tokens, clock
         )
         self._dispatcher = Dispatcher(self._queue, self.registry, clock)
+        self._stalls = StallWatch(self.registry, self._dispatcher.dispatch, clock)
+        self._keys_file = _keys_file(config)
+        self._keys = KeyRing(_first_keys(config, self._keys_file))
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
         self._tokenizer = self._new_tokenizer()
@@ -75,6 +87,10 @@ class Router:
             "attempts": sum(len(worker.attempts) for worker in self.registry),
             "tokens_in_flight": sum(worker.tokens_in_flight for worker in self.registry),
         }
+
+    def state(self) -> RouterState:
+        """What is waiting, running and connected right now."""
+        return router_state(self._config, self.held(), self._queue, self.registry)
 
     async def wait_ready(self) -> None:
         """Return once the tokenizer and at least one usable worker are connected."""
@@ -100,7 +116,8 @@ class Router:
     def tasks(self, server: RunningServer) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the server for as long as it serves."""
         sessions = [self._new_session(address).run() for address in self._config.workers]
-        return [self._tokenizer.run(), *sessions, self._report_health(server), self._tick()]
+        own = [self._report_health(server), self._tick(), self._follow_keys()]
+        return [self._tokenizer.run(), *sessions, *own]
 
     def _new_tokenizer(self) -> Tokenizer:
         return Tokenizer(
@@ -130,17 +147,20 @@ class Router:
             registry=self.registry,
             queue=self._queue,
             dispatcher=self._dispatcher,
-            live=self._live,
             seed_source=seed_source,
-            clock=self._clock,
         )
         # Abstract to the type checker only: methods left out answer UNIMPLEMENTED.
-        return ChatServicer(  # type: ignore[abstract]
-            chats,
-            KeyRing({self._config.api_key_sha256.lower(): Tenant("default")}),
+        return ChatServicer(chats, self._new_calls())  # type: ignore[abstract]
+
+    def _new_calls(self) -> Calls:
+        return Calls(
+            self._keys,
             self._admission,
+            self._live,
             new_request_id=lambda: f"req-{self._instance_id}-{secrets.token_hex(16)}",
             default_deadline_s=self._config.default_deadline_s,
+            on_end=self._metrics.on_end,
+            clock=self._clock,
             log=self._log,
         )
 
@@ -160,11 +180,43 @@ class Router:
             self._changed.clear()
             await server.set_ready(self._ready.is_set())
 
+    async def _follow_keys(self) -> None:
+        """Take over what the keys file says now; one that is broken changes nothing."""
+        while self._keys_file is not None:
+            await asyncio.sleep(self._config.keys_poll_s)
+            try:
+                keys = await asyncio.to_thread(self._keys_file.poll)
+            except KeysFormatError as error:
+                self._log.error("keys_file_refused", reason=error.reason, line=error.line)
+                continue
+            if keys is not None:
+                self._keys.replace(keys)
+                self._log.info("keys_file_read", keys=len(keys))
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._config.tick_s)
             self._live.end_slow_readers()
             self._dispatcher.give_up_unserved(self._config.worker_patience_s)
+            self._watch_stalls()
+
+    def _watch_stalls(self) -> None:
+        for news in self._stalls.check():
+            event = "worker_stalled" if news.is_stalled else "worker_recovered"
+            age_s = round(news.step_age_s, 3)
+            self._log.warning(event, worker_id=news.worker_id, step_age_s=age_s, moved=news.moved)
+
+
+def _keys_file(config: RouterConfig) -> KeysFile | None:
+    methods = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].methods_by_name
+    return KeysFile(config.keys_file, frozenset(methods)) if config.keys_file else None
+
+
+def _first_keys(config: RouterConfig, file: KeysFile | None) -> Keys:
+    """Raises KeysFormatError: without any keys there is nobody to serve."""
+    if file is None:
+        return {config.api_key_sha256.lower(): ApiKey(Tenant("default"))}
+    return file.poll() or {}
 
 
 @contextlib.asynccontextmanager
@@ -177,11 +229,15 @@ async def running_router(
 ) -> AsyncIterator[Router]:
     """Serve until the block ends; calls still open then are cut off.
 
-    Raises OSError if the address cannot be bound.
+    Raises OSError if the address cannot be bound, KeysFormatError for an unusable keys file.
     """
     log = log or structlog.get_logger(service="router")
     router = Router(config, clock=clock, seed_source=seed_source, log=log)
     async with running_server(router.add_services, [SERVICE_NAME], config.listen) as server:
         router.address = server.address
-        async with background(router.tasks(server)):
+        async with (
+            background(router.tasks(server)),
+            serving_metrics(config.metrics_listen, router.metrics_registry) as address,
+        ):
+            router.metrics_address = address
             yield router

@@ -16,7 +16,6 @@ from router.decode_slot import DecodeSlot, SlotOptions, SlotPort
 from router.delivery import Delivery
 from router.dispatch import Dispatcher
 from router.interrupt import Interrupt
-from router.live import LiveRequest, LiveRequests
 from router.queue import RequestQueue
 from router.record import RequestRecord
 from router.registry import ModelLimits, Registry
@@ -27,16 +26,18 @@ from router.token_stream import TokenStream
 class Encoder(Protocol):
     """Turns conversations into ids; `deadline` is on the router's clock."""
 
-    async def encode(self, chat: ChatInput, deadline: float) -> EncodedPrompt: ...
+    async def encode(self, chat: ChatInput, deadline: float, traceparent: str) -> EncodedPrompt: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One client's call: who, until when, and how it is told about and ended."""
+    """One client's call: who, until when, and how it is answered, told about and ended."""
 
     tenant: Tenant
     deadline: float
+    traceparent: str
     record: RequestRecord
+    delivery: Delivery
     interrupt: Interrupt
 
 
@@ -49,9 +50,7 @@ class Chats:
     registry: Registry
     queue: RequestQueue[TokenStream]
     dispatcher: Dispatcher
-    live: LiveRequests
     seed_source: Callable[[], int]
-    clock: Callable[[], float]
 
     @contextlib.asynccontextmanager
     async def answering(self, call: Call, chat: ChatInput) -> AsyncIterator[Delivery]:
@@ -59,40 +58,58 @@ class Chats:
 
         Raises every refusal before that as RequestError.
         """
-        delivery, record = Delivery(self.clock), call.record
         with contextlib.ExitStack() as held:
-            request = LiveRequest(call.tenant, call.interrupt, delivery)
-            held.enter_context(self.live.hold(record.request_id, request))
-            limits = self.registry.limits(chat.model)
+            limits = self.limits(call, chat)
             permit = held.enter_context(self.queue.permit())
-            prompt = await self.encoder.encode(chat, call.deadline)
-            record.encoded(limits.model, len(prompt.token_ids))
+            prompt = await self.encoded(call, chat)
             generation = self._generation(call, chat, limits, prompt)
             head = AnswerHead(
-                record.request_id, limits.model, len(prompt.token_ids), chat.stop_sequences
+                call.record.request_id, limits.model, len(prompt.token_ids), chat.stop_sequences
             )
-            answer = Answer(head, record, delivery, call.interrupt.set)
+            answer = Answer(head, call.record, call.delivery, call.interrupt.set)
             slot = held.enter_context(DecodeSlot(_slot_options(chat, prompt), answer, self.slots))
             stream = TokenStream(generation, permit, answer, self.dispatcher)
             answer.bind(slot, stream.withdraw)
             held.enter_context(stream)
-            yield delivery
+            yield call.delivery
+
+    async def count(self, call: Call, chat: ChatInput) -> int:
+        """The prompt's tokens as the model would see them. Raises like `answering`."""
+        self.limits(call, chat)
+        with self.queue.permit():
+            return len((await self.encoded(call, chat)).token_ids)
+
+    def limits(self, call: Call, chat: ChatInput) -> ModelLimits:
+        """Raises what `Registry.limits` does."""
+        limits = self.registry.limits(chat.model, call.tenant.models)
+        call.record.model = limits.model
+        return limits
+
+    async def encoded(self, call: Call, chat: ChatInput) -> EncodedPrompt:
+        """The conversation's ids. Raises what the encoder does."""
+        call.record.encoding()
+        prompt = await self.encoder.encode(chat, call.deadline, call.traceparent)
+        call.record.encoded(len(prompt.token_ids), prompt.duration_us)
+        return prompt
 
     def _generation(
         self, call: Call, chat: ChatInput, limits: ModelLimits, prompt: EncodedPrompt
     ) -> Generation:
         max_tokens = allowed_tokens(chat.max_tokens, len(prompt.token_ids), limits)
         check_min_tokens(chat.sampling.min_tokens, max_tokens)
+        seed = self.seed_source() if chat.seed is None else chat.seed
+        call.record.seed = seed
         return Generation(
             request_id=call.record.request_id,
             model=limits.model,
             prompt_token_ids=prompt.token_ids,
             sampling=chat.sampling,
-            seed=self.seed_source() if chat.seed is None else chat.seed,
+            seed=seed,
             max_tokens=max_tokens,
             priority=chat.priority,
             deadline=call.deadline,
             trace_steps=chat.trace_steps,
+            traceparent=call.traceparent,
         )
 
 

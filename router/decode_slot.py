@@ -30,6 +30,7 @@ class SlotText:
 
     `text` begins at `byte_offset` (UTF-8) and accounts, with what came before, for
     `num_ids` ids. `stop` is (index of the stop string, index of the completing id).
+    `duration_us` is what the tokenizer took for it.
     """
 
     byte_offset: int
@@ -38,6 +39,7 @@ class SlotText:
     stop: tuple[int, int] | None = None
     closed: bool = False
     failed: bool = False
+    duration_us: int = 0
 
 
 class TextSink(Protocol):
@@ -45,9 +47,9 @@ class TextSink(Protocol):
 
     def on_text(self, text: str, num_ids: int) -> None: ...
 
-    def on_stop(self, stop_index: int, token_index: int) -> None: ...
+    def on_stop(self, stop_index: int, token_index: int, duration_us: int) -> None: ...
 
-    def on_text_end(self) -> None: ...
+    def on_text_end(self, duration_us: int) -> None: ...
 
     def on_failed(self, error: RequestError) -> None: ...
 
@@ -108,7 +110,7 @@ class DecodeSlot:
         self.finishing = True
         if self._number is None:
             self._over = True
-            self.sink.on_text_end()
+            self.sink.on_text_end(0)
         else:
             self.port.finish(self._number)
 
@@ -125,10 +127,10 @@ class DecodeSlot:
             return
         if decoded.stop is not None:
             self._leave()
-            self.sink.on_stop(*decoded.stop)
+            self.sink.on_stop(*decoded.stop, decoded.duration_us)
         elif decoded.closed:
             self._leave()
-            self.sink.on_text_end()
+            self.sink.on_text_end(decoded.duration_us)
 
     def fail(self, error: RequestError) -> None:
         """Nothing more can come."""

@@ -1,17 +1,22 @@
-"""The requests being answered now, by id: for CancelRequest, slow readers and the drain."""
+"""The requests being answered now, by id, and the records of the last ones that ended.
+
+For CancelRequest and GetRequest, for slow readers, and for the drain.
+"""
 
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from noria.reasons import Reason, RequestError
 from router.auth import Tenant
 from router.delivery import Delivery
 from router.interrupt import Interrupt
+from router.record import RequestRecord
 
-_REMEMBERED = 10_000
+REMEMBERED = 10_000
+REMEMBERED_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +26,25 @@ class LiveRequest:
     tenant: Tenant
     interrupt: Interrupt
     delivery: Delivery
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    tenant: str
+    at: float
+    record: RequestRecord
 
 
 class LiveRequests:
-    """All of them, and the ids of the last finished ones, so that a late cancel is no error."""
+    """All of them; of those that ended the last 10,000, for an hour. Another tenant's id
+    answers like one that never was.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._live: dict[str, LiveRequest] = {}
-        self._finished: OrderedDict[str, str] = OrderedDict()
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -36,27 +52,39 @@ class LiveRequests:
         return len(self._live)
 
     @contextlib.contextmanager
-    def hold(self, request_id: str, request: LiveRequest) -> Iterator[None]:
+    def hold(self, request: LiveRequest) -> Iterator[None]:
         """The request is live as long as the block."""
+        request_id = request.record.request_id
         self._live[request_id] = request
         self._idle.clear()
         try:
             yield
         finally:
             del self._live[request_id]
-            self._remember(request_id, request.tenant)
+            ended = _Ended(request.tenant.name, self._clock(), request.record)
+            self._ended[request_id] = ended
+            self._forget_old()
             if not self._live:
                 self._idle.set()
+
+    def record(self, request_id: str, tenant: Tenant) -> RequestRecord:
+        """A tenant's request, running or ended. Raises REQUEST_NOT_FOUND."""
+        self._forget_old()
+        request = self._live.get(request_id)
+        if request is not None and request.tenant.name == tenant.name:
+            return request.record
+        ended = self._ended.get(request_id)
+        if ended is not None and ended.tenant == tenant.name:
+            return ended.record
+        raise RequestError(Reason.REQUEST_NOT_FOUND, "request_id: no such request")
 
     def cancel(self, request_id: str, tenant: Tenant) -> None:
         """End a tenant's request with CANCELLED; nothing happens if it has ended.
 
-        Raises REQUEST_NOT_FOUND, alike for an unknown id and for another tenant's.
+        Raises REQUEST_NOT_FOUND.
         """
+        self.record(request_id, tenant)
         request = self._live.get(request_id)
-        owner = request.tenant.name if request else self._finished.get(request_id)
-        if owner != tenant.name:
-            raise RequestError(Reason.REQUEST_NOT_FOUND, "request_id: no such request")
         if request is not None:
             request.interrupt.set(RequestError(Reason.CANCELLED, "cancelled by CancelRequest"))
 
@@ -75,7 +103,10 @@ class LiveRequests:
         """Return once nothing is live."""
         await self._idle.wait()
 
-    def _remember(self, request_id: str, tenant: Tenant) -> None:
-        self._finished[request_id] = tenant.name
-        while len(self._finished) > _REMEMBERED:
-            self._finished.popitem(last=False)
+    def _forget_old(self) -> None:
+        oldest = self._clock() - REMEMBERED_S
+        while self._ended:
+            first = next(iter(self._ended))
+            if len(self._ended) <= REMEMBERED and self._ended[first].at >= oldest:
+                return
+            del self._ended[first]

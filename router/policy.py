@@ -3,23 +3,46 @@
 Room is what the worker last reported, less what was sent since. A few sequences beyond
 that (`WorkerFigures.look_ahead`) may wait at the worker, so that a place that falls
 free is taken at the very next step; the worker applies the same rule and refuses what
-exceeds it. Among workers with room the one with the fewest tokens in flight is taken,
-where a request counts its prompt and its `max_tokens` until its terminal entry.
+exceeds it.
 
-A report older than its time to live says nothing: such a worker has no room, rather
-than all of it.
+Among workers with room the lowest of these wins, in this order:
+
+1. cost in tokens = tokens in flight + block_size x max(0, needed - spare blocks).
+   In flight: prompt and `max_tokens` of everything this router sent there, until its
+   terminal entry. Needed: blocks of this request's prompt and `max_tokens`. Spare: free
+   blocks (cached ones included) as reported, less those of what waits there and of what
+   was sent since. So KV counts where it is short, by the tokens that it is short of.
+2. KV pressure = 1 - spare blocks / blocks, within [0, 1].
+3. The worker that was given a request the longest ago (the order of the registry).
+
+Signals that are missing: a load that never came, or is older than `LOAD_TTL_S`, says
+nothing, and the worker has no room rather than all of it; so has one that drains, that
+refused since its report, or whose step has stalled. A worker that names no number of
+blocks has no KV pressure. Another router's tokens show in the blocks and places alone.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from router.registry import WorkerState
+from router.worker_state import WorkerState
 
 LOAD_TTL_S = 2.0
 
 
-def blocks_for(tokens: int, block_size: int) -> int:
-    """KV blocks that hold this many tokens."""
-    return -(-tokens // block_size)
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request asks of a worker, in tokens: its prompt, and that with `max_tokens`."""
+
+    prompt_tokens: int
+    price: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The worker that was chosen, and the terms that decided, for people."""
+
+    worker: WorkerState
+    note: str
 
 
 def has_room(worker: WorkerState, prompt_tokens: int, now: float) -> bool:
@@ -27,22 +50,50 @@ def has_room(worker: WorkerState, prompt_tokens: int, now: float) -> bool:
     load, figures = worker.load, worker.figures
     if load is None or now - load.received_at > LOAD_TTL_S:
         return False
-    if load.draining or worker.refused_since_load:
+    if load.draining or worker.refused_since_load or worker.is_stalled(now):
         return False
-    sent = [attempt.prompt_tokens for attempt in worker.submitted_since_load()]
-    waiting = load.waiting + len(sent)
+    waiting = load.waiting + sum(1 for _ in worker.submitted_since_load())
     if waiting < figures.look_ahead:
         return True
-    claimed = blocks_for(load.waiting_tokens, figures.block_size)
-    claimed += sum(blocks_for(tokens, figures.block_size) for tokens in sent)
-    needed = blocks_for(prompt_tokens, figures.block_size)
     has_place = load.running + waiting < figures.max_num_seqs
-    return has_place and claimed + needed <= load.free_blocks
+    return has_place and figures.blocks_for(prompt_tokens) <= spare_blocks(worker)
 
 
-def pick_worker(
-    workers: Iterable[WorkerState], prompt_tokens: int, now: float
-) -> WorkerState | None:
-    """The worker with room and the fewest tokens in flight; the first of equals."""
-    with_room = [worker for worker in workers if has_room(worker, prompt_tokens, now)]
-    return min(with_room, key=lambda worker: worker.tokens_in_flight, default=None)
+def spare_blocks(worker: WorkerState) -> int:
+    """Free KV blocks less those already claimed; negative if more is claimed than free."""
+    load, figures = worker.load, worker.figures
+    if load is None:
+        return 0
+    claimed = figures.blocks_for(load.waiting_tokens)
+    sent = worker.submitted_since_load()
+    return load.free_blocks - claimed - sum(figures.blocks_for(a.prompt_tokens) for a in sent)
+
+
+def pick_worker(workers: Iterable[WorkerState], need: Need, now: float) -> Choice | None:
+    """The best worker with room; the first of equals. None: no worker has room."""
+    candidates = list(workers)
+    with_room = [worker for worker in candidates if has_room(worker, need.prompt_tokens, now)]
+    if not with_room:
+        return None
+    best = min(with_room, key=lambda worker: (_cost(worker, need), kv_pressure(worker)))
+    note = (
+        f"lowest cost of {len(with_room)} with room, {len(candidates)} in all: "
+        f"{best.tokens_in_flight} tokens in flight, {_missing_tokens(best, need)} short of KV, "
+        f"KV {kv_pressure(best):.0%} used"
+    )
+    return Choice(best, note)
+
+
+def kv_pressure(worker: WorkerState) -> float:
+    """The share of a worker's blocks that are in use or claimed, in [0, 1]."""
+    blocks = worker.figures.num_blocks
+    return min(1.0, max(0.0, 1 - spare_blocks(worker) / blocks)) if blocks else 0.0
+
+
+def _cost(worker: WorkerState, need: Need) -> int:
+    return worker.tokens_in_flight + _missing_tokens(worker, need)
+
+
+def _missing_tokens(worker: WorkerState, need: Need) -> int:
+    missing = worker.figures.blocks_for(need.price) - spare_blocks(worker)
+    return worker.figures.block_size * max(0, missing)

@@ -33,6 +33,8 @@ class Permit(Generic[T]):
         self.priority = 0
         self.tokens = 0
         self.item: T | None = None
+        # Since when it has been the head of its line without fitting anywhere.
+        self.blocked_since: float | None = None
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -83,9 +85,7 @@ class RequestQueue(Generic[T]):
 
     def wait(self, permit: Permit[T], item: T, *, model: str, priority: int, tokens: int) -> None:
         """Stand in line for a worker of `model`. Raises QUEUE_FULL."""
-        if self.num_tokens and self.num_tokens + tokens > self._max_tokens:
-            held = f"{self.num_tokens} tokens and {tokens} more, at most {self._max_tokens}"
-            raise self._full(held)
+        self.check_tokens(tokens)
         permit.item, permit.model = item, model
         permit.priority, permit.tokens = priority, tokens
         self._insert(permit)
@@ -103,9 +103,31 @@ class RequestQueue(Generic[T]):
         """All who wait for `model`, next first."""
         return list(self._waiting.get(model, ()))
 
+    def behind(self, permit: Permit[T], count: int) -> list[Permit[T]]:
+        """Up to `count` that come right after one that waits."""
+        first = self.position(permit) + 1
+        return self._waiting[permit.model][first : first + count]
+
+    def position(self, permit: Permit[T]) -> int:
+        """How many wait in front of one that waits."""
+        line = self._waiting[permit.model]
+        return bisect.bisect_left(line, permit.rank, key=lambda other: other.rank)
+
+    def position_of_next(self, model: str, priority: int) -> int:
+        """How many would wait in front of one that came now."""
+        rank = (-priority, self._arrivals + 1)
+        return bisect.bisect_left(self._waiting.get(model, ()), rank, key=lambda other: other.rank)
+
+    def check_tokens(self, tokens: int) -> None:
+        """Raises QUEUE_FULL if a prompt of this length may not wait now."""
+        if self.num_tokens and self.num_tokens + tokens > self._max_tokens:
+            held = f"{self.num_tokens} tokens and {tokens} more, at most {self._max_tokens}"
+            raise self._full(held)
+
     def take(self, permit: Permit[T]) -> None:
         """A worker takes the request: its place and tokens are free again."""
         self.leave(permit)
+        permit.blocked_since = None
         self._drained.append(self._clock())
 
     def put_back(self, permit: Permit[T]) -> None:
@@ -132,7 +154,7 @@ class RequestQueue(Generic[T]):
 
     def _remove(self, permit: Permit[T]) -> None:
         line = self._waiting[permit.model]
-        del line[bisect.bisect_left(line, permit.rank, key=lambda other: other.rank)]
+        del line[self.position(permit)]
         if not line:
             del self._waiting[permit.model]
         permit.waiting = False

@@ -1,65 +1,181 @@
-"""What one request's log line tells: outcome, counts, times. No text, no ids, no key."""
+"""What is told of one request: outcome, counts, and where its time went.
+
+Its timeline, its log line and what GetRequest shows are all made from this. It holds no
+text, no ids and no key.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from noria.reasons import Reason
+from router.events import AnswerUsage, StopReason
+from router.timeline import Phase, Timeline
+from router.token_stream import NewTokens, WorkerReport
+
+
+class RequestState(Enum):
+    """Where a request is, or how it ended; named as `noria.v1.RequestState`."""
+
+    QUEUED = auto()
+    RUNNING = auto()
+    SERVED = auto()
+    REFUSED = auto()
+    CANCELLED = auto()
+    EXPIRED = auto()
+    FAILED = auto()
+
+
+_ENDED_AS = {
+    None: RequestState.SERVED,
+    Reason.CANCELLED: RequestState.CANCELLED,
+    Reason.DEADLINE_EXCEEDED: RequestState.EXPIRED,
+    Reason.INTERNAL: RequestState.FAILED,
+    Reason.SLOW_READER: RequestState.FAILED,
+    Reason.TOKENIZER_LOST: RequestState.FAILED,
+    Reason.WORKER_LOST: RequestState.FAILED,
+}
+_RUNNING = {Phase.BATCH_WAIT, Phase.DECODE, Phase.DETOKENIZE, Phase.DELIVERY}
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Filled in as the request goes on. Times are on the router's clock, in seconds."""
+    """Filled in as the request goes on; each event moves the timeline's cursor.
+
+    `clock` is the router's, in seconds; `accepted_unix_us` is for people. Of an unserved
+    request, `output_tokens` counts those whose text was on its way to the client.
+
+    Tokens still computed when a request ends early are heard of afterwards, if at all: they
+    count as wasted in this record, but no longer in the timeline that was sent.
+    """
 
     request_id: str
     clock: Callable[[], float]
-    accepted_at: float = field(init=False)
-    encoded_at: float | None = None
-    placed_at: float | None = None
-    first_text_at: float | None = None
+    accepted_unix_us: int = 0
+    method: str = ""
+    trace_id: str = ""
     tenant: str = ""
     model: str = ""
     worker_id: str = ""
+    routing_note: str = ""
     attempts: int = 0
+    preemptions: int = 0
+    seed: int | None = None
+    queue_position: int | None = None
     input_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
+    first_delta_us: int | None = None
     reason: Reason | None = None
+    stop_reason: StopReason | None = None
+    is_over: bool = False
+    timeline: Timeline = field(init=False)
+    _computed_tokens: int = 0
+    _decode_us: int = 0
 
     def __post_init__(self) -> None:
-        self.accepted_at = self.clock()
+        self.timeline = Timeline(self.clock)
 
-    def encoded(self, model: str, input_tokens: int) -> None:
-        self.encoded_at = self.clock()
-        self.model, self.input_tokens = model, input_tokens
+    @property
+    def state(self) -> RequestState:
+        if self.is_over:
+            return _ENDED_AS.get(self.reason, RequestState.REFUSED)
+        return RequestState.RUNNING if self.timeline.phase in _RUNNING else RequestState.QUEUED
 
-    def placed(self, worker_id: str) -> None:
-        self.placed_at = self.clock()
-        self.worker_id = worker_id
+    @property
+    def usage(self) -> AnswerUsage:
+        return AnswerUsage(self.input_tokens, self.cached_tokens, self.output_tokens)
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Tokens that a worker computed and nobody was sent."""
+        return max(0, self._computed_tokens - self.output_tokens)
+
+    def encoding(self) -> None:
+        """The conversation goes to the tokenizer."""
+        self.timeline.enter(Phase.ENCODE)
+
+    def encoded(self, input_tokens: int, duration_us: int) -> None:
+        self.timeline.enter(Phase.ADMISSION, [(Phase.ENCODE, duration_us)])
+        self.input_tokens = input_tokens
+
+    def queued(self, position: int) -> None:
+        """It stands in line with `position` others in front; the first time is remembered."""
+        self.timeline.enter(Phase.QUEUE)
+        if self.queue_position is None:
+            self.queue_position = position
+
+    def placed(self, worker_id: str, routing_note: str) -> None:
+        self.timeline.enter(Phase.BATCH_WAIT)
+        self.worker_id, self.routing_note = worker_id, routing_note
         self.attempts += 1
 
-    def delivered_text(self) -> None:
-        if self.first_text_at is None:
-            self.first_text_at = self.clock()
+    def generated(self, new: NewTokens) -> None:
+        """Ids came. Without the worker's word, the time before the first is batch wait."""
+        if not new.token_ids:
+            return
+        self._computed_tokens += len(new.token_ids)
+        if new.cached_tokens is not None:
+            self.cached_tokens = new.cached_tokens
+        if self.timeline.phase is Phase.BATCH_WAIT:
+            self.timeline.enter(Phase.DECODE, new.durations_us)
+        else:
+            self._decode_us += self.timeline.enter(Phase.DECODE)
+
+    def finished(self, report: WorkerReport) -> None:
+        """The worker's last entry: no further id comes from this attempt."""
+        self.preemptions += report.preemptions
+        if self.timeline.phase is Phase.BATCH_WAIT:
+            self.timeline.enter(Phase.DETOKENIZE, report.durations_us)
+        elif self.timeline.phase is Phase.DECODE:
+            self._decode_us += self.timeline.enter(Phase.DETOKENIZE)
+            decode = [(Phase.DECODE, report.decode_us)]
+            self.timeline.divide(Phase.DECODE, self._decode_us, decode)
+
+    def wasted(self, num_tokens: int) -> None:
+        """So many more were computed for an attempt that had been given up."""
+        self._computed_tokens += num_tokens
+
+    def has_text_of(self, num_ids: int) -> None:
+        """The text of so many ids is on its way to the client."""
+        self.output_tokens = max(self.output_tokens, num_ids)
+
+    def text_ended(self, stop_reason: StopReason, output_tokens: int, duration_us: int) -> None:
+        """All text is there; `duration_us` is what the tokenizer took for the last of it."""
+        self.timeline.enter(Phase.DELIVERY, [(Phase.DETOKENIZE, duration_us)])
+        self.stop_reason, self.output_tokens = stop_reason, output_tokens
+
+    def first_delta(self) -> None:
+        """Text is handed to the client; only the first counts."""
+        if self.first_delta_us is None:
+            self.first_delta_us = self.timeline.elapsed_us()
+
+    def close(self, reason: Reason | None = None) -> None:
+        """It is over. The first reason stays; one that comes after success replaces it."""
+        if self.is_over and (self.reason is not None or reason is None):
+            return
+        self.is_over, self.reason = True, reason
+        self.timeline.close()
 
     def fields(self) -> dict[str, object]:
-        """The log line's fields; a time that never came is absent. Milliseconds."""
-        milestones = {
-            "encoded_ms": self.encoded_at,
-            "placed_ms": self.placed_at,
-            "first_text_ms": self.first_text_at,
-            "total_ms": self.clock(),
-        }
+        """The log line's fields; a phase that took no time is absent. Milliseconds."""
+        total_us, phases = self.timeline.read()
+        first = {} if self.first_delta_us is None else {"first_delta_ms": self.first_delta_us / 1e3}
         return {
             "request_id": self.request_id,
+            "trace_id": self.trace_id,
+            "method": self.method,
             "outcome": "SERVED" if self.reason is None else self.reason.value,
             "tenant": self.tenant,
             "model": self.model,
             "worker_id": self.worker_id,
             "attempts": self.attempts,
+            "preemptions": self.preemptions,
             "input_tokens": self.input_tokens,
+            "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
-            **{
-                name: round((at - self.accepted_at) * 1000, 3)
-                for name, at in milestones.items()
-                if at is not None
-            },
+            "wasted_tokens": self.wasted_tokens,
+            **{f"{phase.name.lower()}_ms": us / 1e3 for phase, us in phases},
+            **first,
+            "total_ms": total_us / 1e3,
         }

@@ -44,15 +44,19 @@ class ChatInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A conversation in ids."""
+    """A conversation in ids. `duration_us` is what the tokenizer took for it."""
 
     token_ids: Sequence[int]
     starts_in_thinking: bool = False
+    duration_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a worker is asked for. `deadline` is in seconds on the router's clock."""
+    """What a worker is asked for.
+
+    `deadline` is in seconds on the router's clock, `traceparent` the caller's trace context.
+    """
 
     request_id: str
     model: str
@@ -63,6 +67,12 @@ class Generation:
     priority: int
     deadline: float
     trace_steps: bool
+    traceparent: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace id in `traceparent`, for log lines; empty if there is none."""
+        return self.traceparent[3:35]
 
     @property
     def price(self) -> int:

@@ -1,78 +1,46 @@
-"""ChatService on the wire: translates calls, answers and errors, and tells each in one line."""
+"""ChatService on the wire: translates calls, answers and errors."""
 
-import asyncio
-import traceback
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-import grpc
-import structlog
-
-from noria.reasons import Reason, RequestError, invalid_field
+from noria.reasons import RequestError, invalid_field
 from noria.service import errors
 from noria.service.limits import MAX_REQUEST_ID_BYTES
 from noria.v1 import chat_pb2, chat_pb2_grpc
-from router import wire
-from router.auth import KeyRing, Tenant
+from router import wire, wire_record
+from router.auth import Tenant
+from router.calls import Calls, Context
 from router.chat import Call, Chats
+from router.estimate import Estimate, estimate
 from router.events import Event, MessageEnd, MessageStart, TextDelta
-from router.interrupt import Interrupt
 from router.record import RequestRecord
 from router.validation import checked_chat
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Work = Callable[[Call], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class Admission:
-    """Whether new requests are taken; false while draining."""
-
-    is_open: bool = True
-
-    def check(self) -> None:
-        if not self.is_open:
-            raise RequestError(Reason.DRAINING, "the router is stopping", retry_after_s=1.0)
+T = TypeVar("T")
 
 
 class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
-    """Answers clients. `new_request_id` makes an id no two requests share.
+    """Answers clients. Methods that this version does not have answer UNIMPLEMENTED."""
 
-    Methods that this version does not have answer UNIMPLEMENTED.
-    """
-
-    def __init__(
-        self,
-        chats: Chats,
-        keys: KeyRing,
-        admission: Admission,
-        *,
-        new_request_id: Callable[[], str],
-        default_deadline_s: float,
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
+    def __init__(self, chats: Chats, calls: Calls) -> None:
         self._chats = chats
-        self._keys = keys
-        self._admission = admission
-        self._new_request_id = new_request_id
-        self._default_deadline_s = default_deadline_s
-        self._log = log
+        self._calls = calls
 
     # Coroutines that write, not generators that yield: when a call is cancelled, what a
     # suspended generator holds would come back whenever it is collected.
     async def StreamChat(  # type: ignore[override]  # noqa: N802 - the wire's name
         self, request: chat_pb2.StreamChatRequest, context: Context
     ) -> None:
-        async def write(event: Event) -> None:
-            await context.write(chat_pb2.StreamChatResponse(event=wire.stream_event(event)))
-
         async def stream(call: Call) -> None:
+            async def write(event: Event) -> None:
+                told = told_event(event, call.record)
+                await context.write(chat_pb2.StreamChatResponse(event=told))
+
             chat = checked_chat(request.spec, call.tenant.priority_ceiling)
             async with self._chats.answering(call, chat) as delivery:
                 await delivery.pump(write)
 
-        await self._serve(context, stream)
+        await self._calls.serve("StreamChat", context, stream)
 
     async def Chat(  # noqa: N802 - the wire's name
         self, request: chat_pb2.ChatRequest, context: Context
@@ -82,80 +50,89 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         async def collect(call: Call) -> None:
             chat = checked_chat(request.spec, call.tenant.priority_ceiling)
             async with self._chats.answering(call, chat) as delivery:
-                await delivery.pump(collected.add)
+                await delivery.pump(lambda event: collected.add(event, call.record))
 
-        await self._serve(context, collect)
+        await self._calls.serve("Chat", context, collect)
         return collected.response()
+
+    async def CountTokens(  # noqa: N802 - the wire's name
+        self, request: chat_pb2.CountTokensRequest, context: Context
+    ) -> chat_pb2.CountTokensResponse:
+        response = chat_pb2.CountTokensResponse()
+
+        async def count(call: Call) -> None:
+            chat = checked_chat(request.spec, call.tenant.priority_ceiling)
+            response.input_tokens = await self._chats.count(call, chat)
+
+        await self._calls.serve("CountTokens", context, count)
+        return response
+
+    async def EstimateChat(  # noqa: N802 - the wire's name
+        self, request: chat_pb2.EstimateChatRequest, context: Context
+    ) -> chat_pb2.EstimateChatResponse:
+        result = Estimate()
+
+        async def look_ahead(call: Call) -> None:
+            try:
+                chat = checked_chat(request.spec, call.tenant.priority_ceiling)
+                await estimate(self._chats, call, chat, result)
+            except RequestError as refusal:
+                result.refusal = refusal
+
+        await self._calls.serve("EstimateChat", context, look_ahead)
+        return wire_record.estimate(result)
+
+    async def GetRequest(  # noqa: N802 - the wire's name
+        self, request: chat_pb2.GetRequestRequest, context: Context
+    ) -> chat_pb2.GetRequestResponse:
+        def find(tenant: Tenant) -> chat_pb2.GetRequestResponse:
+            request_id = _checked_id(request.request_id)
+            return wire_record.request(self._calls.live.record(request_id, tenant))
+
+        return await self._answer("GetRequest", context, find)
 
     async def CancelRequest(  # noqa: N802 - the wire's name
         self, request: chat_pb2.CancelRequestRequest, context: Context
     ) -> chat_pb2.CancelRequestResponse:
+        def cancel(tenant: Tenant) -> chat_pb2.CancelRequestResponse:
+            self._calls.live.cancel(_checked_id(request.request_id), tenant)
+            return chat_pb2.CancelRequestResponse()
+
+        return await self._answer("CancelRequest", context, cancel)
+
+    async def ListModels(  # noqa: N802 - the wire's name
+        self, request: chat_pb2.ListModelsRequest, context: Context
+    ) -> chat_pb2.ListModelsResponse:
+        def list_models(tenant: Tenant) -> chat_pb2.ListModelsResponse:
+            served = self._chats.registry.models(tenant.models)
+            return chat_pb2.ListModelsResponse(models=map(wire_record.model, served))
+
+        return await self._answer("ListModels", context, list_models)
+
+    async def _answer(self, method: str, context: Context, answer: Callable[[Tenant], T]) -> T:
+        """What is answered at once, from what is known; an error becomes its status."""
         try:
-            tenant = self._authenticate(context)
-            size = len(request.request_id.encode())
-            if size > MAX_REQUEST_ID_BYTES:
-                raise invalid_field("request_id", f"{size} bytes; at most {MAX_REQUEST_ID_BYTES}")
-            self._chats.live.cancel(request.request_id, tenant)
+            return answer(self._calls.authenticate(method, context))
         except RequestError as error:
             await errors.abort(context, error)
-        return chat_pb2.CancelRequestResponse()
 
-    def _authenticate(self, context: Context) -> Tenant:
-        return self._keys.authenticate(context.invocation_metadata() or ())
 
-    async def _serve(self, context: Context, work: Work) -> None:
-        """Run one request from its id to its log line; an error becomes its status."""
-        record = RequestRecord(self._new_request_id(), self._chats.clock)
-        failure: RequestError | None = None
-        try:
-            await context.send_initial_metadata((("noria-request-id", record.request_id),))
-            await self._run(context, record, work)
-        except RequestError as error:
-            failure = error
-            record.reason = error.reason
-        except asyncio.CancelledError:
-            record.reason = record.reason or Reason.CANCELLED
-            raise
-        except Exception as error:
-            self._log_defect(record, error)
-            failure = RequestError(Reason.INTERNAL, "internal error")
-            record.reason = Reason.INTERNAL
-        finally:
-            self._log.info("request", **record.fields())
-        if failure is not None:
-            await errors.abort(context, failure, record.request_id)
+def told_event(event: Event, record: RequestRecord) -> chat_pb2.StreamEvent:
+    """An event as it is handed to the client; the last but one ends and carries the timeline."""
+    told = wire.stream_event(event)
+    if isinstance(event, TextDelta) and event.text:
+        record.first_delta()
+    elif isinstance(event, MessageEnd):
+        record.close()
+        told.message_delta.timeline.CopyFrom(wire_record.timeline(record))
+    return told
 
-    async def _run(self, context: Context, record: RequestRecord, work: Work) -> None:
-        tenant = self._authenticate(context)
-        record.tenant = tenant.name
-        self._admission.check()
-        left_s = context.time_remaining()
-        left_s = self._default_deadline_s if left_s is None else left_s
-        expired = RequestError(Reason.DEADLINE_EXCEEDED, "the deadline passed")
-        if left_s <= 0:
-            raise expired
-        with Interrupt() as interrupt:
-            timer = asyncio.get_running_loop().call_later(left_s, interrupt.set, expired)
-            deadline = self._chats.clock() + left_s
-            try:
-                await work(Call(tenant, deadline, record, interrupt))
-            except asyncio.CancelledError:
-                # A passed deadline may reach us as the transport's cancellation, too.
-                if self._chats.clock() >= deadline:
-                    record.reason = Reason.DEADLINE_EXCEEDED
-                raise
-            finally:
-                timer.cancel()
 
-    def _log_defect(self, record: RequestRecord, error: Exception) -> None:
-        """Where it happened, without the exception's message, which may quote a prompt."""
-        frames = traceback.extract_tb(error.__traceback__)
-        self._log.error(
-            "defect",
-            request_id=record.request_id,
-            error=type(error).__name__,
-            at=[f"{frame.filename}:{frame.lineno}" for frame in frames],
-        )
+def _checked_id(request_id: str) -> str:
+    size = len(request_id.encode())
+    if size > MAX_REQUEST_ID_BYTES:
+        raise invalid_field("request_id", f"{size} bytes; at most {MAX_REQUEST_ID_BYTES}")
+    return request_id
 
 
 class _Collected:
@@ -166,8 +143,10 @@ class _Collected:
         self._texts: list[str] = []
         self._steps: list[object] = []
         self._end: MessageEnd | None = None
+        self._told = chat_pb2.StreamEvent()
 
-    async def add(self, event: Event) -> None:
+    async def add(self, event: Event, record: RequestRecord) -> None:
+        told = told_event(event, record)
         match event:
             case MessageStart():
                 self._start = event
@@ -175,7 +154,7 @@ class _Collected:
                 self._texts.append(event.text)
                 self._steps += event.steps
             case MessageEnd():
-                self._end = event
+                self._end, self._told = event, told
             case _:
                 pass
 
@@ -188,4 +167,5 @@ class _Collected:
             model=self._start.model,
             choices=[wire.choice("".join(self._texts), self._steps, self._end)],
             usage=wire.wire_usage(self._end.usage),
+            timeline=self._told.message_delta.timeline,
         )

@@ -15,6 +15,7 @@ from typing import Protocol
 from noria.reasons import Reason, RequestError
 from router.queue import Permit
 from router.requests import Generation
+from router.timeline import Reported
 
 MAX_REPLACEMENTS = 3
 
@@ -48,25 +49,50 @@ class TracedStep:
 
 @dataclass(slots=True)
 class NewTokens:
-    """What a step brought for one stream. `cached_tokens` comes with the first id.
+    """What a step brought for one stream.
 
+    `cached_tokens` and `durations_us` (of waiting and prefill) come with the first id.
     `last_is_end`: the last id is EOS or a stop id, and ended the output.
     """
 
     token_ids: Sequence[int]
     steps: Sequence[TracedStep] = ()
     cached_tokens: int | None = None
+    durations_us: Reported = ()
     last_is_end: bool = False
 
 
-class TokenSink(Protocol):
-    """Whoever turns ids into an answer; called synchronously, never after `withdraw`."""
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What a worker says of an attempt that ran, in its last entry.
 
-    def on_placed(self, worker_id: str) -> None: ...
+    `durations_us` are those before the first token.
+    """
+
+    output_tokens: int = 0
+    preemptions: int = 0
+    durations_us: Reported = ()
+    decode_us: int = 0
+
+
+class TokenSink(Protocol):
+    """Whoever turns ids into an answer; called synchronously.
+
+    After `withdraw` only `on_wasted` may come, once: ids of an attempt that was given up,
+    which its worker computed all the same.
+    """
+
+    def on_queued(self, position: int) -> None: ...
+
+    def on_placed(self, worker_id: str, routing_note: str) -> None: ...
 
     def on_tokens(self, new: NewTokens) -> None: ...
 
+    def on_report(self, report: WorkerReport) -> None: ...
+
     def on_finished(self, finish: Finish, output_tokens: int) -> None: ...
+
+    def on_wasted(self, num_tokens: int) -> None: ...
 
     def on_failed(self, error: RequestError) -> None: ...
 
@@ -87,9 +113,14 @@ class Line(Protocol):
 
     def put_back(self, stream: "TokenStream") -> None: ...
 
+    def may_retry(self, stream: "TokenStream") -> bool: ...
+
 
 class TokenStream:
-    """One request's ids, from whichever worker. `attempts` counts placements so far."""
+    """One request's ids, from whichever worker. `attempts` counts placements so far.
+
+    `failed_at` has the workers that failed it; others are asked first.
+    """
 
     def __init__(
         self, generation: Generation, permit: Permit["TokenStream"], sink: TokenSink, line: Line
@@ -97,6 +128,7 @@ class TokenStream:
         self.generation = generation
         self.permit = permit
         self.attempts = 0
+        self.failed_at: list[AttemptPort] = []
         self._sink = sink
         self._line = line
         self._worker: AttemptPort | None = None
@@ -129,10 +161,19 @@ class TokenStream:
         if worker is not None:
             worker.abort(self._submit_number)
 
-    def place(self, worker: AttemptPort, submit_number: int) -> None:
-        """A worker has been given the request under this number."""
+    def queue(self, position: int) -> None:
+        """It stands in line, with so many others in front."""
+        self._sink.on_queued(position)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token has come: from then on it is bound to its worker."""
+        return self._num_tokens > 0
+
+    def place(self, worker: AttemptPort, submit_number: int, routing_note: str) -> None:
+        """A worker has been given the request under this number, for the reasons noted."""
         self._worker, self._submit_number = worker, submit_number
-        self._sink.on_placed(worker.worker_id)
+        self._sink.on_placed(worker.worker_id, routing_note)
 
     def deliver(self, new: NewTokens) -> None:
         """New output ids, in order."""
@@ -140,22 +181,28 @@ class TokenStream:
             self._num_tokens += len(new.token_ids)
             self._sink.on_tokens(new)
 
-    def finish(self, finish: Finish, output_tokens: int) -> None:
+    def waste(self, num_tokens: int) -> None:
+        """A given-up attempt has computed so many ids that nobody received."""
+        if num_tokens > 0:
+            self._sink.on_wasted(num_tokens)
+
+    def finish(self, finish: Finish, report: WorkerReport) -> None:
         """The worker's last entry for an attempt that ran."""
         self._worker = None
         if self._over:
             return
+        self._sink.on_report(report)
         if finish is Finish.ABORTED:
             self.lose()
         elif finish is Finish.EXPIRED:
             self._fail(RequestError(Reason.DEADLINE_EXCEEDED, "the deadline passed"))
         else:
             self._over = True
-            self._sink.on_finished(finish, output_tokens)
+            self._sink.on_finished(finish, report.output_tokens)
 
     def refuse(self, refusal: Refusal, message: str, field: str) -> None:
         """The worker's last entry for an attempt that did not run, or could not go on."""
-        self._worker = None
+        worker, self._worker = self._worker, None
         if self._over:
             return
         match refusal:
@@ -166,6 +213,8 @@ class TokenStream:
             case Refusal.INVALID:
                 fields = ((field, message),) if field else ()
                 self._fail(RequestError(Reason.INVALID_FIELD, message, fields=fields))
+            case Refusal.INTERNAL if self._may_retry(worker):
+                self.lose()
             case Refusal.INTERNAL:
                 self._fail(RequestError(Reason.INTERNAL, "the worker failed"))
 
@@ -184,10 +233,24 @@ class TokenStream:
             self._replacements += 1
             self._line.put_back(self)
 
+    def leave(self) -> None:
+        """Give the attempt up before its first token, and be placed again elsewhere."""
+        worker = self._worker
+        if worker is not None:
+            worker.abort(self._submit_number)
+        self.lose()
+
     def give_up(self, error: RequestError) -> None:
         """End a stream that still waits."""
         if not self._over:
             self._fail(error)
+
+    def _may_retry(self, failed: AttemptPort | None) -> bool:
+        """Whether a worker's failure before the first token may be answered by another try."""
+        if failed is not None:
+            self.failed_at.append(failed)
+        tries_left = self._replacements < MAX_REPLACEMENTS and not self._num_tokens
+        return tries_left and self._line.may_retry(self)
 
     def _fail(self, error: RequestError) -> None:
         self._over = True

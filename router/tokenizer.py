@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from noria.reasons import Reason, RequestError
 from noria.service.channel import CLIENT_OPTIONS, Options
 from noria.service.errors import DETAILS_KEY, parse_status_details
+from noria.service.trace import TRACEPARENT
 from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from router import wire
 from router.connection import SESSION_OPTIONS, keep_connected
@@ -73,7 +74,7 @@ class Tokenizer:
             finally:
                 self._stop_patience()
 
-    async def encode(self, chat: ChatInput, deadline: float) -> EncodedPrompt:
+    async def encode(self, chat: ChatInput, deadline: float, traceparent: str) -> EncodedPrompt:
         """The conversation's ids. Waits for a tokenizer that is away, up to the patience.
 
         Raises what the tokenizer refuses, NO_TOKENIZER, DEADLINE_EXCEEDED.
@@ -82,18 +83,24 @@ class Tokenizer:
         while True:
             await self._wait_up(give_up - self._clock())
             try:
-                return await self._encode_once(chat, deadline - self._clock())
+                return await self._encode_once(chat, deadline - self._clock(), traceparent)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or self._clock() >= give_up:
                     raise request_error(error) from error
             # The session hears of the break, too, but perhaps a moment later.
             await asyncio.sleep(0.05)
 
-    async def _encode_once(self, chat: ChatInput, timeout_s: float) -> EncodedPrompt:
+    async def _encode_once(
+        self, chat: ChatInput, timeout_s: float, traceparent: str
+    ) -> EncodedPrompt:
         response = await self._encoder.EncodeChat(
-            wire.encode_request(chat, self._model), timeout=max(timeout_s, 0)
+            wire.encode_request(chat, self._model),
+            timeout=max(timeout_s, 0),
+            metadata=((TRACEPARENT, traceparent),),
         )
-        return EncodedPrompt(list(response.prompt_token_ids), response.starts_in_thinking)
+        return EncodedPrompt(
+            list(response.prompt_token_ids), response.starts_in_thinking, response.duration_us
+        )
 
     async def _wait_up(self, timeout_s: float) -> None:
         try:

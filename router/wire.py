@@ -14,11 +14,12 @@ from router.events import (
     StopReason,
     TextDelta,
 )
-from router.registry import LoadReport, WorkerFigures
 from router.requests import ChatInput, Generation, Sampling
-from router.token_stream import Finish, NewTokens, Refusal, TracedStep
+from router.timeline import Phase, Reported
+from router.token_stream import Finish, NewTokens, Refusal, TracedStep, WorkerReport
+from router.worker_state import LoadReport, WorkerFigures
 
-_STOP_REASONS = {
+STOP_REASONS = {
     StopReason.END_TURN: chat_pb2.STOP_REASON_END_TURN,
     StopReason.MAX_TOKENS: chat_pb2.STOP_REASON_MAX_TOKENS,
     StopReason.STOP_SEQUENCE: chat_pb2.STOP_REASON_STOP_SEQUENCE,
@@ -85,7 +86,7 @@ def step_records(steps: Sequence[object]) -> list[common_pb2.StepRecord]:
 
 def _message_delta(event: MessageEnd) -> chat_pb2.MessageDelta:
     return chat_pb2.MessageDelta(
-        stop_reason=_STOP_REASONS[event.stop_reason],
+        stop_reason=STOP_REASONS[event.stop_reason],
         stop_sequence=event.stop_sequence,
         usage=wire_usage(event.usage),
     )
@@ -104,7 +105,7 @@ def choice(text: str, steps: Sequence[object], end: MessageEnd) -> chat_pb2.Choi
     """A whole answer: one text block, empty if there is no text."""
     return chat_pb2.Choice(
         content=[chat_pb2.ContentBlock(text=chat_pb2.TextBlock(text=text))],
-        stop_reason=_STOP_REASONS[end.stop_reason],
+        stop_reason=STOP_REASONS[end.stop_reason],
         stop_sequence=end.stop_sequence,
         steps=step_records(steps),
         usage=wire_usage(end.usage),
@@ -139,6 +140,7 @@ def submit(
             priority=generation.priority,
             deadline_ms=left_ms,
             trace_steps=generation.trace_steps,
+            traceparent=generation.traceparent,
         )
     )
 
@@ -180,6 +182,8 @@ def load_report(load: worker_pb2.Load, now: float) -> LoadReport:
         waiting_tokens=load.waiting_tokens,
         free_blocks=load.free_blocks,
         draining=load.draining,
+        step_count=load.step_count,
+        step_age_s=load.step_age_ms / 1000,
     )
 
 
@@ -189,6 +193,7 @@ def new_tokens(delta: worker_pb2.Delta, finish: Finish | None) -> NewTokens:
         token_ids=list(delta.token_ids),
         steps=[TracedStep(step, step.HasField("token_id")) for step in delta.steps],
         cached_tokens=delta.cached_tokens if delta.HasField("cached_tokens") else None,
+        durations_us=_before_first_token(delta) if delta.HasField("prefill_us") else (),
         last_is_end=finish is Finish.EOS or finish is Finish.STOP_ID,
     )
 
@@ -200,6 +205,20 @@ def finishes_of(step: worker_pb2.Step) -> dict[int, Finish]:
         for terminal in step.terminals
         for reason in terminal.finished.finish_reasons[:1]
     }
+
+
+def worker_report(finished: worker_pb2.Finished) -> WorkerReport:
+    """What a worker says of an attempt that ran."""
+    return WorkerReport(
+        output_tokens=next(iter(finished.output_tokens), 0),
+        preemptions=finished.preemptions,
+        durations_us=_before_first_token(finished),
+        decode_us=finished.decode_us,
+    )
+
+
+def _before_first_token(report: worker_pb2.Delta | worker_pb2.Finished) -> Reported:
+    return [(Phase.BATCH_WAIT, report.waiting_us), (Phase.PREFILL, report.prefill_us)]
 
 
 def refusal_of(code: int) -> Refusal:
@@ -240,4 +259,5 @@ def slot_text(decoded: tokenizer_pb2.DecodedText) -> SlotText:
         stop=((decoded.stop.index, decoded.stop.token_index) if decoded.HasField("stop") else None),
         closed=decoded.closed,
         failed=bool(decoded.error),
+        duration_us=decoded.duration_us,
     )

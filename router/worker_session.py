@@ -20,9 +20,10 @@ from router.connection import (
     keep_connected,
     writing,
 )
-from router.registry import Registry, WorkerState
+from router.registry import Registry
 from router.requests import Generation
-from router.token_stream import Finish
+from router.token_stream import Finish, Refusal
+from router.worker_state import WorkerState
 
 
 class WorkerSession:
@@ -137,12 +138,24 @@ class WorkerSession:
     ) -> None:
         number = terminal.submit_number
         if number in finishes:
-            counts = terminal.finished.output_tokens
-            worker.finish(number, finishes[number], counts[0] if counts else 0)
+            worker.finish(number, finishes[number], wire.worker_report(terminal.finished))
         else:
             refused = terminal.refused
             refusal = wire.refusal_of(refused.code)
+            if refusal is Refusal.INTERNAL:
+                self._log_failure(worker, number)
             worker.refuse(number, refusal, refused.message, refused.field)
+
+    def _log_failure(self, worker: WorkerState, submit_number: int) -> None:
+        """Say that a worker failed a request, without its message: it may quote anything."""
+        attempt = worker.attempts.get(submit_number)
+        if attempt is not None:
+            generation = attempt.stream.generation
+            self._log.warning(
+                "worker_failed_request",
+                request_id=generation.request_id,
+                trace_id=generation.trace_id,
+            )
 
     def _on_break(self, error: Exception | None) -> None:
         """Log each new kind of break once, not every failed attempt to come back."""

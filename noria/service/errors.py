@@ -1,5 +1,6 @@
 """RequestError on the wire: a gRPC status with `google.rpc` details."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
@@ -85,9 +86,14 @@ def status_details(error: RequestError, request_id: str = "") -> bytes:
     return serialized
 
 
-async def abort(context: AbortableContext, error: RequestError, request_id: str = "") -> NoReturn:
-    """End the call with the error's status, message and details."""
-    trailing = [(DETAILS_KEY, status_details(error, request_id))]
+async def abort(
+    context: AbortableContext,
+    error: RequestError,
+    request_id: str = "",
+    more: Iterable[tuple[str, bytes]] = (),
+) -> NoReturn:
+    """End the call with the error's status, message and details, and `more` metadata."""
+    trailing = [(DETAILS_KEY, status_details(error, request_id)), *more]
     if request_id:
         trailing.append(("noria-request-id", request_id.encode()))
     await context.abort(STATUS_OF[error.reason], error.message, tuple(trailing))

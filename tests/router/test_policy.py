@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from router.policy import LOAD_TTL_S, has_room, pick_worker
-from router.registry import LoadReport, WorkerFigures, WorkerState
+from router.policy import LOAD_TTL_S, Need, has_room, pick_worker
 from router.requests import Generation, Sampling
-from router.token_stream import Finish, Refusal, TokenStream
+from router.token_stream import Finish, Refusal, TokenStream, WorkerReport
+from router.worker_state import LoadReport, WorkerFigures, WorkerState
 
 FIGURES = WorkerFigures("i", "m", (), "v", 1000, 32, 16, 100, 0)
+NEED = Need(16, 26)
 EMPTY = LoadReport(0.0, 0, 0, 0, 0, 100, False)
 
 
@@ -36,7 +37,7 @@ def fill(state: WorkerState, prompt: int = 16) -> int:
     """Submit until there is no room; how many went."""
     count = 0
     while has_room(state, prompt, 0.0):
-        state.submit(stream(prompt))
+        state.submit(stream(prompt), 0.0)
         count += 1
     return count
 
@@ -59,7 +60,7 @@ def test_what_was_sent_since_the_report_takes_places(max_num_seqs, expected):
 def test_a_report_includes_only_what_it_names():
     state = worker(replace(EMPTY, running=30))
     for _ in range(3):
-        state.submit(stream())
+        state.submit(stream(), 0.0)
     state.report(replace(EMPTY, running=31, last_submit_number=2))
     assert [a.prompt_tokens for a in state.submitted_since_load()] == [16]
 
@@ -81,7 +82,7 @@ def test_blocks_that_waiting_tokens_will_need_are_not_free():
 def test_a_draining_worker_and_one_that_just_refused_have_no_room():
     assert not has_room(worker(replace(EMPTY, draining=True)), 1, 0.0)
     state = worker()
-    state.submit(stream())
+    state.submit(stream(), 0.0)
     state.refuse(1, Refusal.FULL, "", "")
     assert not has_room(state, 1, 0.0)
     state.report(EMPTY)
@@ -90,18 +91,18 @@ def test_a_draining_worker_and_one_that_just_refused_have_no_room():
 
 def test_the_fewest_tokens_in_flight_win_among_those_with_room():
     first, second, full = worker(name="a"), worker(name="b"), worker(None, name="c")
-    first.submit(stream(max_tokens=500))
-    second.submit(stream(max_tokens=100))
-    assert pick_worker([first, second, full], 1, 0.0) is second
-    first.finish(1, Finish.EOS, 1)
+    first.submit(stream(max_tokens=500), 0.0)
+    second.submit(stream(max_tokens=100), 0.0)
+    assert pick_worker([first, second, full], NEED, 0.0).worker is second
+    first.finish(1, Finish.EOS, WorkerReport(1))
     assert first.tokens_in_flight == 0
-    assert pick_worker([first, second, full], 1, 0.0) is first
-    assert pick_worker([full], 1, 0.0) is None
+    assert pick_worker([first, second, full], NEED, 0.0).worker is first
+    assert pick_worker([full], NEED, 0.0) is None
 
 
 def test_a_closed_session_holds_nothing():
     state = worker()
     for _ in range(3):
-        state.submit(stream())
+        state.submit(stream(), 0.0)
     state.close()
     assert (state.attempts, state.tokens_in_flight) == ({}, 0)

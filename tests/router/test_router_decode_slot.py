@@ -34,10 +34,10 @@ class Sink:
     def on_text(self, text, num_ids):
         self.text += text
 
-    def on_stop(self, stop_index, token_index):
+    def on_stop(self, stop_index, token_index, duration_us):
         self.stop = (stop_index, token_index)
 
-    def on_text_end(self):
+    def on_text_end(self, duration_us):
         self.ends += 1
 
     def on_failed(self, error):

@@ -1,0 +1,163 @@
+"""The frame around every call: its id, who asks, until when, and the one line that tells it."""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from noria.reasons import Reason, RequestError
+from noria.service import errors
+from noria.service.trace import TraceContext, trace_of
+from router import wire_record
+from router.auth import KeyRing, Tenant
+from router.chat import Call
+from router.delivery import Delivery
+from router.interrupt import Interrupt
+from router.live import LiveRequest, LiveRequests
+from router.record import RequestRecord
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Work = Callable[[Call], Awaitable[None]]
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+@dataclass(slots=True)
+class Admission:
+    """Whether new requests are taken; false while draining."""
+
+    is_open: bool = True
+
+    def check(self) -> None:
+        if not self.is_open:
+            raise RequestError(Reason.DRAINING, "the router is stopping", retry_after_s=1.0)
+
+
+class Calls:
+    """Runs calls. `new_request_id` makes an id no two requests share.
+
+    `on_end` hears of each record when it is over.
+    `clock` is the router's, in seconds; `wall_clock` gives seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        admission: Admission,
+        live: LiveRequests,
+        *,
+        new_request_id: Callable[[], str],
+        default_deadline_s: float,
+        on_end: Callable[[RequestRecord], None],
+        clock: Callable[[], float],
+        log: structlog.typing.FilteringBoundLogger,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.live = live
+        self._keys = keys
+        self._admission = admission
+        self._new_request_id = new_request_id
+        self._default_deadline_s = default_deadline_s
+        self._on_end = on_end
+        self._clock = clock
+        self._log = log
+        self._wall_clock = wall_clock
+
+    def authenticate(self, method: str, context: Context) -> Tenant:
+        """Whoever calls. Raises INVALID_KEY, METHOD_FORBIDDEN."""
+        tenant = self._tenant(context)
+        tenant.check_method(method)
+        return tenant
+
+    async def serve(self, method: str, context: Context, work: Work) -> None:
+        """Run one request from its id to its log line; an error becomes its status.
+
+        Its timeline travels as trailing metadata, whatever becomes of it, once its key is
+        known.
+        """
+        trace = trace_of(_metadata(context))
+        record = self._new_record(method, trace)
+        failure: RequestError | None = None
+        try:
+            await context.send_initial_metadata((("noria-request-id", record.request_id),))
+            await self._run(context, record, trace, work)
+            record.close()
+        except RequestError as error:
+            failure = error
+            record.close(error.reason)
+        except asyncio.CancelledError:
+            record.close(Reason.CANCELLED)
+            raise
+        except Exception as error:
+            self._log_defect(record, error)
+            failure = RequestError(Reason.INTERNAL, "internal error")
+            record.close(Reason.INTERNAL)
+        finally:
+            self._log.info("request", **record.fields())
+            self._on_end(record)
+        trailing = wire_record.trailing_timeline(record) if record.tenant else ()
+        if failure is not None:
+            await errors.abort(context, failure, record.request_id, trailing)
+        context.set_trailing_metadata(trailing)
+
+    def _tenant(self, context: Context) -> Tenant:
+        return self._keys.authenticate(_metadata(context))
+
+    def _new_record(self, method: str, trace: TraceContext) -> RequestRecord:
+        return RequestRecord(
+            self._new_request_id(),
+            self._clock,
+            accepted_unix_us=int(self._wall_clock() * 1e6),
+            method=method,
+            trace_id=trace.trace_id,
+        )
+
+    async def _run(
+        self, context: Context, record: RequestRecord, trace: TraceContext, work: Work
+    ) -> None:
+        tenant = self._tenant(context)
+        record.tenant = tenant.name
+        left_s = context.time_remaining()
+        left_s = self._default_deadline_s if left_s is None else left_s
+        deadline = self._clock() + left_s
+        with Interrupt() as interrupt:
+            delivery = Delivery(self._clock)
+            call = Call(tenant, deadline, trace.traceparent, record, delivery, interrupt)
+            with self.live.hold(LiveRequest(tenant, interrupt, delivery, record)):
+                tenant.check_method(record.method)
+                self._admission.check()
+                await self._until_deadline(call, left_s, work)
+
+    async def _until_deadline(self, call: Call, left_s: float, work: Work) -> None:
+        expired = RequestError(Reason.DEADLINE_EXCEEDED, "the deadline passed")
+        if left_s <= 0:
+            raise expired
+        timer = asyncio.get_running_loop().call_later(left_s, call.interrupt.set, expired)
+        try:
+            await work(call)
+        except asyncio.CancelledError:
+            # A passed deadline may reach us as the transport's cancellation, too.
+            if self._clock() >= call.deadline:
+                call.record.close(Reason.DEADLINE_EXCEEDED)
+            raise
+        finally:
+            timer.cancel()
+
+    def _log_defect(self, record: RequestRecord, error: Exception) -> None:
+        """Where it happened, without the exception's message, which may quote a prompt."""
+        frames = traceback.extract_tb(error.__traceback__)
+        self._log.error(
+            "defect",
+            request_id=record.request_id,
+            trace_id=record.trace_id,
+            error=type(error).__name__,
+            at=[f"{frame.filename}:{frame.lineno}" for frame in frames],
+        )
+
+
+def _metadata(context: Context) -> Metadata:
+    return context.invocation_metadata() or ()

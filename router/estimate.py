@@ -1,0 +1,58 @@
+"""The dry run: what would happen to a conversation now. Nothing is held once it is known."""
+
+from dataclasses import dataclass
+
+from noria.reasons import RequestError
+from router.chat import Call, Chats, allowed_tokens
+from router.policy import Need
+from router.registry import ModelLimits
+from router.requests import ChatInput, check_min_tokens
+
+
+@dataclass(slots=True)
+class Estimate:
+    """Filled in as far as the request would come. Sizes are in tokens and KV blocks.
+
+    `refusal` is why it would come no further. Without a worker that has room now,
+    `worker_id` is empty and `kv_blocks` 0.
+    """
+
+    input_tokens: int = 0
+    max_tokens: int = 0
+    reserved_tokens: int = 0
+    kv_blocks: int = 0
+    queue_position: int = 0
+    worker_id: str = ""
+    routing_note: str = ""
+    refusal: RequestError | None = None
+
+
+async def estimate(chats: Chats, call: Call, chat: ChatInput, result: Estimate) -> None:
+    """Take the request's way up to its worker, and fill in `result`.
+
+    Raises whatever would refuse it.
+    """
+    limits = chats.limits(call, chat)
+    with chats.queue.permit():
+        prompt = await chats.encoded(call, chat)
+    result.input_tokens = len(prompt.token_ids)
+    _price(result, chat, limits)
+    chats.queue.check_tokens(result.input_tokens)
+    result.queue_position = chats.queue.position_of_next(limits.model, chat.priority)
+    _route(result, chats, limits.model)
+
+
+def _price(result: Estimate, chat: ChatInput, limits: ModelLimits) -> None:
+    result.max_tokens = allowed_tokens(chat.max_tokens, result.input_tokens, limits)
+    check_min_tokens(chat.sampling.min_tokens, result.max_tokens)
+    result.reserved_tokens = result.input_tokens + result.max_tokens
+
+
+def _route(result: Estimate, chats: Chats, model: str) -> None:
+    need = Need(result.input_tokens, result.reserved_tokens)
+    choice = chats.dispatcher.preview(model, need)
+    if choice is None:
+        result.routing_note = "no worker has room now; it would wait"
+        return
+    result.worker_id, result.routing_note = choice.worker.worker_id, choice.note
+    result.kv_blocks = choice.worker.figures.blocks_for(result.reserved_tokens)

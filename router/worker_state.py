@@ -1,0 +1,178 @@
+"""One session with one worker: what it says of itself, its load, and what it was given.
+
+Load is pushed by the worker and corrected by what was submitted after the number that a
+report includes. Every attempt stays in `WorkerState.attempts` until its terminal entry or
+the end of the session, also when its request is long gone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.requests import Generation
+from router.step_pace import StepPace
+from router.token_stream import Finish, NewTokens, Refusal, TokenStream, WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """What a worker says of itself when a session begins. Sizes are in tokens and blocks."""
+
+    instance_id: str
+    model: str
+    aliases: tuple[str, ...]
+    vocab_fingerprint: str
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    num_blocks: int
+    default_max_tokens: int
+
+    @property
+    def look_ahead(self) -> int:
+        """Sequences that may wait at the worker, so that a freed place never idles a step."""
+        return max(1, self.max_num_seqs // 16)
+
+    def blocks_for(self, tokens: int) -> int:
+        """KV blocks that hold this many tokens."""
+        return -(-tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a worker held at `received_at` (router's clock)."""
+
+    received_at: float
+    last_submit_number: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    free_blocks: int
+    draining: bool
+    step_count: int = 0
+    step_age_s: float = 0.0
+
+
+class WorkerLine(Protocol):
+    """Carries submits and aborts to a worker, in order, without blocking."""
+
+    def submit(self, generation: Generation, attempt: int, submit_number: int) -> None: ...
+
+    def abort(self, submit_number: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What was submitted under one number; `wanted` until its request gives it up."""
+
+    stream: TokenStream
+    prompt_tokens: int
+    price: int
+    wanted: bool = True
+    delivered: int = 0
+
+
+class WorkerState:
+    """One session with one worker. `worker_id` is the worker's address."""
+
+    def __init__(self, worker_id: str, figures: WorkerFigures, line: WorkerLine) -> None:
+        self.worker_id = worker_id
+        self.figures = figures
+        self.load: LoadReport | None = None
+        self.attempts: dict[int, Attempt] = {}
+        # A refusal shows that the last report is out of date: wait for the next one.
+        self.refused_since_load = False
+        self.tokens_in_flight = 0
+        self._line = line
+        self._pace = StepPace()
+        self._submit_number = 0
+
+    def submit(self, stream: TokenStream, now: float, routing_note: str = "") -> None:
+        """Give the worker a request."""
+        if not self.attempts:
+            self._pace.begin(now)
+        generation = stream.generation
+        self._submit_number += 1
+        stream.attempts += 1
+        prompt_tokens = len(generation.prompt_token_ids)
+        attempt = Attempt(stream, prompt_tokens, generation.price)
+        self.attempts[self._submit_number] = attempt
+        self.tokens_in_flight += attempt.price
+        self._line.submit(generation, stream.attempts, self._submit_number)
+        stream.place(self, self._submit_number, routing_note)
+
+    def abort(self, submit_number: int) -> None:
+        """Nobody wants this attempt any more; it counts until the worker's last entry."""
+        attempt = self.attempts.get(submit_number)
+        if attempt is not None and attempt.wanted:
+            attempt.wanted = False
+            self._line.abort(submit_number)
+
+    def give_up_unstarted(self) -> int:
+        """Let requests without a first token be placed elsewhere; how many there were."""
+        unstarted = [
+            attempt.stream
+            for attempt in self.attempts.values()
+            if attempt.wanted and not attempt.stream.has_begun
+        ]
+        for stream in unstarted:
+            stream.leave()
+        return len(unstarted)
+
+    def report(self, load: LoadReport) -> None:
+        self.load = load
+        self.refused_since_load = False
+        is_busy = load.running > 0 or load.waiting > 0
+        self._pace.report(load.received_at, load.step_count, load.step_age_s, is_busy=is_busy)
+
+    def step_age_s(self, now: float) -> float:
+        """For how long no step has ended although there is work."""
+        return self._pace.step_age_s(now, holds_work=bool(self.attempts))
+
+    def is_stalled(self, now: float) -> bool:
+        return self.step_age_s(now) > self._pace.stall_after_s()
+
+    def deliver(self, submit_number: int, new: NewTokens) -> None:
+        """Hand new ids to the request they belong to; those of an aborted one are dropped."""
+        attempt = self.attempts.get(submit_number)
+        if attempt is not None and attempt.wanted:
+            attempt.delivered += len(new.token_ids)
+            attempt.stream.deliver(new)
+
+    def finish(self, submit_number: int, finish: Finish, report: WorkerReport) -> None:
+        attempt = self._end(submit_number)
+        if attempt is None:
+            return
+        if attempt.wanted:
+            attempt.stream.finish(finish, report)
+        else:
+            attempt.stream.waste(report.output_tokens - attempt.delivered)
+
+    def refuse(self, submit_number: int, refusal: Refusal, message: str, field: str) -> None:
+        if refusal in (Refusal.FULL, Refusal.DRAINING):
+            self.refused_since_load = True
+        attempt = self._end(submit_number)
+        if attempt is not None and attempt.wanted:
+            attempt.stream.refuse(refusal, message, field)
+
+    def close(self) -> None:
+        """The session is over and every attempt with it."""
+        lost, self.attempts = self.attempts, {}
+        self.tokens_in_flight = 0
+        for attempt in lost.values():
+            if attempt.wanted:
+                attempt.stream.lose()
+
+    def submitted_since_load(self) -> Iterator[Attempt]:
+        """Attempts that the last report does not include."""
+        included = self.load.last_submit_number if self.load else 0
+        for number in reversed(self.attempts):
+            if number <= included:
+                return
+            yield self.attempts[number]
+
+    def _end(self, submit_number: int) -> Attempt | None:
+        attempt = self.attempts.pop(submit_number, None)
+        if attempt is not None:
+            self.tokens_in_flight -= attempt.price
+        return attempt
