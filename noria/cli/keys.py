@@ -1,4 +1,8 @@
-"""The API key of this user's own server: made once, readable by this user alone."""
+"""The API key of this user's own server: made once, readable by this user alone.
+
+Beside it lies the keys file of the router, which holds the key's hash. More keys and
+tenants may be added there by hand.
+"""
 
 import contextlib
 import hashlib
@@ -9,8 +13,18 @@ from pathlib import Path
 
 from noria.client.connection import KEY_FILE, config_dir
 
+KEYS_FILE = "keys.toml"
 _PREFIX = "noria-"
 _RANDOM_BYTES = 32
+_KEYS_TOML = """\
+# Who may call: read again whenever it changes. Keys stand here as SHA-256 in hex alone.
+[[tenants]]
+name = "default"
+
+[[tenants.keys]]
+sha256 = "{digest}"
+label = "made by noria up"
+"""
 
 
 def key_sha256(key: str) -> str:
@@ -34,10 +48,26 @@ def ensure_key() -> str:
     folder = config_dir()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / KEY_FILE
-    if not path.exists():
-        _create(path)
-    path.chmod(0o600)
+    _ensure(path, f"{new_key()}\n")
     return _read(path)
+
+
+def ensure_keys_file(key: str) -> Path | None:
+    """The router's file with this key's hash, made if there is none; None for NORIA_API_KEY,
+    which is written nowhere.
+
+    Raises ValueError for a file that does not hold it.
+    """
+    if os.environ.get("NORIA_API_KEY", "").strip():
+        return None
+    path = config_dir() / KEYS_FILE
+    digest = key_sha256(key)
+    _ensure(path, _KEYS_TOML.format(digest=digest))
+    if digest not in path.read_text("utf-8", "replace").lower():
+        raise ValueError(
+            f"{path} lacks the hash of the key in {KEY_FILE}; delete it and a new one is made"
+        )
+    return path
 
 
 def _read(path: Path) -> str:
@@ -51,12 +81,18 @@ def _checked(key: str, problem: str) -> str:
     return key
 
 
-def _create(path: Path) -> None:
+def _ensure(path: Path, content: str) -> None:
+    if not path.exists():
+        _create(path, content)
+    path.chmod(0o600)
+
+
+def _create(path: Path, content: str) -> None:
     # A link either puts the whole file there or finds another one: two first runs share a key.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
-        fresh = Path(folder) / KEY_FILE
+        fresh = Path(folder) / path.name
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{new_key()}\n")
+            file.write(content)
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(fresh)

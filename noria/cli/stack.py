@@ -23,21 +23,42 @@ NEEDED = (
 
 @dataclass(frozen=True)
 class StackPlan:
-    """What to run: `port` is the router's, 0 picks a free one; the others pick theirs."""
+    """What to run: `port` is the router's, 0 picks a free one; the others pick theirs.
+
+    `keys_file` takes the place of `key_sha256`. `metrics_ports` are the router's, the
+    tokenizer's and the workers', in this order; empty: no metrics.
+    """
 
     model: ModelSource
     key_sha256: str
     port: int
     workers: int = 1
     worker_flags: tuple[str, ...] = ()
+    keys_file: Path | None = None
+    metrics_ports: tuple[int, ...] = ()
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        if self.workers == 1:
+            return ("worker",)
+        return tuple(f"worker {number + 1}" for number in range(self.workers))
+
+    @property
+    def metrics(self) -> dict[str, int]:
+        """The port of each service's metrics, by its name."""
+        names = ("router", "tokenizer", *self.worker_names)
+        return dict(zip(names, self.metrics_ports, strict=False))
 
 
 @dataclass(frozen=True)
 class RunningStack:
-    """A stack that is ready. `address` is the router's host:port."""
+    """A stack that is ready. `address` is the router's host:port, `metrics` that of each
+    service's metrics by its name.
+    """
 
     address: str
     model_name: str
+    metrics: Mapping[str, str]
     children: tuple[Child, ...]
 
 
@@ -63,15 +84,22 @@ def backend_specs(plan: StackPlan) -> list[ChildSpec]:
     """The tokenizer service and the workers, each on a port of its own choice."""
     model = ("--model", str(plan.model.path), "--served-model-name", plan.model.name)
     common = (*model, "--listen", f"{HOST}:0")
-    names = ["worker"] if plan.workers == 1 else [f"worker {i + 1}" for i in range(plan.workers)]
-    tokenizer = _service("tokenizer", "tokenizer_svc", *common)
     # The services and their clients share these cores: engine threads that spin while they
     # wait for each other would keep off whom they wait for.
     waiting = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-    return [
-        tokenizer,
-        *(_service(name, "worker", *common, *plan.worker_flags, **waiting) for name in names),
+    tokenizer = _service("tokenizer", "tokenizer_svc", *common, *_metrics_flags(plan, "tokenizer"))
+    workers = [
+        _service(
+            *(name, "worker", *common, *_metrics_flags(plan, name), *plan.worker_flags), **waiting
+        )
+        for name in plan.worker_names
     ]
+    return [tokenizer, *workers]
+
+
+def _metrics_flags(plan: StackPlan, name: str) -> tuple[str, ...]:
+    port = plan.metrics.get(name)
+    return () if port is None else ("--metrics-listen", f"{HOST}:{port}")
 
 
 def router_spec(plan: StackPlan, tokenizer: str, workers: list[str]) -> ChildSpec:
@@ -79,6 +107,9 @@ def router_spec(plan: StackPlan, tokenizer: str, workers: list[str]) -> ChildSpe
     flags = ["--listen", f"{HOST}:{plan.port}", "--tokenizer", tokenizer]
     for worker in workers:
         flags += ["--worker", worker]
+    flags += _metrics_flags(plan, "router")
+    if plan.keys_file is not None:
+        return _service("router", "router", *flags, "--keys-file", str(plan.keys_file))
     return _service("router", "router", *flags, NORIA_ROUTER_API_KEY_SHA256=plan.key_sha256)
 
 
@@ -101,7 +132,13 @@ async def running_stack(
         )
         children.append(router)
         address = await unless_died(children, _all_ready(children, router))
-        yield RunningStack(address, plan.model.name, tuple(children))
+        metrics = await _metrics_addresses([router, *children[:-1]])
+        yield RunningStack(address, plan.model.name, metrics, tuple(children))
+
+
+async def _metrics_addresses(children: list[Child]) -> dict[str, str]:
+    told = {child.name: (await child.event("listening")).get("metrics") for child in children}
+    return {name: str(address) for name, address in told.items() if address}
 
 
 async def _addresses(children: list[Child]) -> list[str]:

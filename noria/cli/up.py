@@ -6,18 +6,21 @@ operator's supervisor restarts is the whole, so nothing here hides a crash.
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
+import itertools
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from noria.cli.keys import ensure_key, key_sha256
+from noria.cli.keys import ensure_key, ensure_keys_file, key_sha256
 from noria.cli.model_source import ModelSource, ModelSourceError, resolve_model
 from noria.cli.options import stack_options, worker_flags
 from noria.cli.progress import EventPrinter, start_view
@@ -25,6 +28,8 @@ from noria.cli.stack import HOST, RunningStack, StackPlan, missing_packages, run
 from noria.cli.supervisor import ChildDiedError, Event, StopRule, unless_died
 
 DEFAULT_PORT = 50051
+FIRST_METRICS_PORT = 9464
+_METRICS_PORTS_TRIED = 200
 WhileReady = Callable[[RunningStack], Coroutine[Any, Any, None]]
 
 
@@ -36,13 +41,23 @@ WhileReady = Callable[[RunningStack], Coroutine[Any, Any, None]]
     type=click.IntRange(0, 65535),
     help="The router's; 0 picks a free one.",
 )
+@click.option(
+    "--metrics-port",
+    default=FIRST_METRICS_PORT,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="The router's metrics; the other services take the next free ones. 0: any.",
+)
 @stack_options
-def up(port: int, model: str, workers: int, verbose: bool, **flags: Any) -> None:
+def up(port: int, metrics_port: int, model: str, workers: int, verbose: bool, **flags: Any) -> None:
     """Start router, tokenizer and workers on this computer; Ctrl-C stops them.
 
     A second Ctrl-C does not wait for answers that are still running.
     """
-    plan = prepare(port, model, workers, flags, ensured_key())
+    key, keys_file = ensured_keys()
+    plan = prepare(port, model, workers, flags, key)
+    ports = free_ports(metrics_port, workers + 2)
+    plan = dataclasses.replace(plan, keys_file=keys_file, metrics_ports=ports)
     run_stack(plan, _announce_and_wait, verbose=verbose)
 
 
@@ -51,14 +66,22 @@ async def _announce_and_wait(stack: RunningStack) -> None:
     address = "" if port == str(DEFAULT_PORT) else f" --address {stack.address}"
     click.echo(f"serving: {stack.model_name} on {stack.address}")
     click.echo(f'ask:     noria chat{address} "Is a tomato a fruit?"')
+    click.echo(f"metrics: {_metrics(stack.metrics)}")
     click.echo("stop:    Ctrl-C")
     await asyncio.Event().wait()
 
 
-def ensured_key() -> str:
-    """The key that this user's router takes."""
+def _metrics(addresses: Mapping[str, str]) -> str:
+    if not addresses:
+        return "none, there are too few free ports; choose others with --metrics-port"
+    return ", ".join(f"http://{address}/metrics ({name})" for name, address in addresses.items())
+
+
+def ensured_keys() -> tuple[str, Path | None]:
+    """The key that this user's router takes, and the router's file, if it has one."""
     try:
-        return ensure_key()
+        key = ensure_key()
+        return key, ensure_keys_file(key)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"API key: {error}") from error
 
@@ -97,6 +120,25 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def free_ports(first: int, count: int) -> tuple[int, ...]:
+    """The next free ports from `first` on; none if there are too few nearby. 0: any ports."""
+    if first == 0:
+        return (0,) * count
+    near = range(first, min(first + _METRICS_PORTS_TRIED, 65536))
+    found = tuple(itertools.islice(filter(_is_free, near), count))
+    return found if len(found) == count else ()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def _check_port(port: int) -> None:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
@@ -35,9 +36,23 @@ def test_up_and_chat_talk_to_real_services_with_the_key_that_up_made(
     environment, golden_model, script_file
 ):
     script = str(script_file([SCRIPT]))
-    up = ("up", "--port", "0", "--model", str(golden_model), "--script", script, "--verbose")
+    up = (
+        "up",
+        "--port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--model",
+        str(golden_model),
+        "--script",
+        script,
+        "--verbose",
+    )
     with running(*NORIA, *up) as command:
         address = command.until(r"serving: golden on (\S+)").group(1)
+        scraped = command.until(r"metrics: (\S+) \(router\), \S+ \(tokenizer\), \S+ \(worker\)")
+        with urllib.request.urlopen(scraped.group(1), timeout=10) as metrics:
+            assert b'noria_workers{state="usable"} 1.0' in metrics.read()
         asked = (QUESTION, "--system", SYSTEM, "--temperature", "0")
         answered = chat(address, *asked)
         assert (answered.stdout, answered.stderr) == ("네, 과일입니다.\n", "")

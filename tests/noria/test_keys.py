@@ -3,10 +3,11 @@
 import os
 import stat
 import threading
+import tomllib
 
 import pytest
 
-from noria.cli.keys import ensure_key, key_sha256
+from noria.cli.keys import KEYS_FILE, ensure_key, ensure_keys_file, key_sha256
 from noria.client.connection import find_api_key
 
 
@@ -83,3 +84,37 @@ def test_a_key_in_the_environment_that_no_header_carries_is_refused(monkeypatch)
 
 def test_the_hash_is_sha256_in_hex():
     assert key_sha256("abc").startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+def test_the_routers_file_holds_the_hash_alone_and_is_private(key_file):
+    key = ensure_key()
+    path = ensure_keys_file(key)
+    assert path == key_file.parent / KEYS_FILE
+    assert mode(path) == 0o600
+    assert key not in path.read_text()
+    (tenant,) = tomllib.loads(path.read_text())["tenants"]
+    assert [made["sha256"] for made in tenant["keys"]] == [key_sha256(key)]
+
+
+def test_what_was_added_to_the_routers_file_stays(key_file):
+    path = ensure_keys_file(ensure_key())
+    added = path.read_text() + '[[tenants]]\nname = "other"\n'
+    path.write_text(added)
+    path.chmod(0o644)
+    assert ensure_keys_file(ensure_key()) == path
+    assert path.read_text() == added
+    assert mode(path) == 0o600
+
+
+def test_a_routers_file_of_another_key_is_named_and_left_as_it_is(key_file):
+    path = ensure_keys_file(ensure_key())
+    before = path.read_text()
+    with pytest.raises(ValueError, match=r"keys\.toml lacks the hash"):
+        ensure_keys_file("another")
+    assert path.read_text() == before
+
+
+def test_a_key_of_the_environment_is_written_nowhere(key_file, monkeypatch):
+    monkeypatch.setenv("NORIA_API_KEY", "mine")
+    assert ensure_keys_file(ensure_key()) is None
+    assert not key_file.parent.exists()

@@ -1,7 +1,9 @@
 """What `noria up` runs, and what it checks before."""
 
+import dataclasses
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -90,3 +92,30 @@ def test_fetch_prints_where_the_model_lies_or_why_it_cannot_be_had(tmp_path):
     absent = CliRunner().invoke(main, ["fetch", str(tmp_path / "none")])
     assert absent.exit_code == 1
     assert absent.stderr.startswith("Error: model ")
+
+
+def test_a_keys_file_takes_the_place_of_the_hash():
+    plan = dataclasses.replace(PLAN, keys_file=Path("/c/keys.toml"))
+    router = router_spec(plan, "127.0.0.1:7", ["127.0.0.1:8"])
+    assert flag(router, "--keys-file") == ["/c/keys.toml"]
+    assert "NORIA_ROUTER_API_KEY_SHA256" not in router.environment
+
+
+def test_each_service_serves_its_metrics_on_a_port_of_its_own_or_none_does():
+    plan = dataclasses.replace(PLAN, workers=2, metrics_ports=(1, 2, 3, 4))
+    specs = [router_spec(plan, "t:1", ["w:1"]), *backend_specs(plan)]
+    served = [flag(spec, "--metrics-listen") for spec in specs]
+    assert served == [[f"127.0.0.1:{port}"] for port in (1, 2, 3, 4)]
+    assert flag(router_spec(PLAN, "t:1", ["w:1"]), "--metrics-listen") == []
+
+
+def test_taken_ports_are_passed_over_and_too_few_are_none(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert port not in up.free_ports(port, 2)
+        assert len(up.free_ports(port, 2)) == 2
+        monkeypatch.setattr(up, "_METRICS_PORTS_TRIED", 1)
+        assert up.free_ports(port, 1) == ()
+    assert up.free_ports(0, 3) == (0, 0, 0)
+    assert "--metrics-port" in up._metrics({})
