@@ -21,33 +21,42 @@ API_KEY = "noria-test-key"
 
 @dataclass
 class Stack:
-    """A running system. `steps` gets what each worker computes, step by step."""
+    """A running system. `steps` gets what each worker computes, step by step.
+
+    `metrics` are the addresses of router, tokenizer and workers, in this order.
+    """
 
     router: Router
     client: AsyncClient
     workers: list[WorkerFacts]
     steps: list[list] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
 
     def held(self) -> dict[str, int]:
         """What router and workers hold for requests, by kind."""
         held = dict(self.router.held())
-        for facts in self.workers:
-            scheduler = facts.scheduler
-            held["sequences"] = scheduler.num_running + scheduler.num_waiting
-            held["blocks"] = scheduler.pool.num_used
+        schedulers = [facts.scheduler for facts in self.workers]
+        held["sequences"] = sum(each.num_running + each.num_waiting for each in schedulers)
+        held["blocks"] = sum(each.pool.num_used for each in schedulers)
         return held
 
 
 @contextlib.asynccontextmanager
 async def running_stack(
-    model: Path, *, num_workers: int = 1, seeds=None, router: dict | None = None, **worker
+    model: Path,
+    *,
+    num_workers: int = 1,
+    seeds=None,
+    router: dict | None = None,
+    metrics_listen: str = "",
+    **worker,
 ) -> AsyncIterator[Stack]:
     """Tokenizer, workers and router for one model, ready to answer."""
     async with contextlib.AsyncExitStack() as held:
         tokenizer = await held.enter_async_context(
-            running_tokenizer(TokenizerConfig(model, "demo", "127.0.0.1:0"))
+            running_tokenizer(TokenizerConfig(model, "demo", "127.0.0.1:0", metrics_listen))
         )
-        config = WorkerConfig(model, "demo", "127.0.0.1:0", **worker)
+        config = WorkerConfig(model, "demo", "127.0.0.1:0", metrics_listen, **worker)
         workers = [
             await held.enter_async_context(running_worker(config)) for _ in range(num_workers)
         ]
@@ -58,10 +67,13 @@ async def running_stack(
             workers=tuple(running.address for running in workers),
             api_key_sha256=hashlib.sha256(API_KEY.encode()).hexdigest(),
             listen="127.0.0.1:0",
+            metrics_listen=metrics_listen,
             **(router or {}),
         )
         sources = {} if seeds is None else {"seed_source": iter(seeds).__next__}
         serving = await held.enter_async_context(running_router(routing, **sources))
         await serving.wait_ready()
         client = await held.enter_async_context(AsyncClient(serving.address, api_key=API_KEY))
-        yield Stack(serving, client, facts, [record_steps(fact.runner) for fact in facts])
+        steps = [record_steps(fact.runner) for fact in facts]
+        metrics = [running.metrics_address for running in (serving, tokenizer, *workers)]
+        yield Stack(serving, client, facts, steps, metrics)
