@@ -1,16 +1,21 @@
 """`noria chat`: one question, or a conversation."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
 
+from noria.cli.explained import explained_answer
 from noria.cli.terminal import one_line, write_piece
 from noria.client.errors import NoriaError, UnreachableError
 from noria.client.request import ChatOptions
 from noria.client.sync_client import Client
 
 Turns = list[tuple[str, str]]
+# Asks, writes the answer as it comes, and gives all of it.
+Ask = Callable[[Client, Turns, ChatOptions], str]
 
 
 @click.command()
@@ -22,7 +27,16 @@ Turns = list[tuple[str, str]]
 @click.option("--temperature", type=float, help="0 takes the likeliest token each time.")
 @click.option("--seed", type=int, help="Makes the draws repeatable.")
 @click.option("--answer-line", is_flag=True, help="Afterwards print `answer: ...` on one line.")
-def chat(question: str | None, address: str, answer_line: bool, **given: Any) -> None:
+@click.option("--explain", is_flag=True, help="Afterwards tell the request's life as tables.")
+@click.option("--all-steps", is_flag=True, help="The same, with none of the steps left out.")
+def chat(
+    question: str | None,
+    address: str,
+    answer_line: bool,
+    explain: bool,
+    all_steps: bool,
+    **given: Any,
+) -> None:
     """Ask a question and see the answer as it is made.
 
     Without QUESTION a conversation: an empty line or Ctrl-D ends it, Ctrl-C
@@ -30,12 +44,15 @@ def chat(question: str | None, address: str, answer_line: bool, **given: Any) ->
     is one question.
     """
     options = ChatOptions(**{k: v for k, v in given.items() if v is not None})  # type: ignore[typeddict-item]
+    explains = explain or all_steps
+    ask = partial(explained_answer, all_steps=all_steps) if explains else stream_answer
     try:
-        with Client(address) as client:
+        # A refusal is told as it is, not tried again.
+        with Client(address, retry=not explains) as client:
             if question is None and sys.stdin.isatty():
-                converse(client, options)
+                converse(client, options, ask)
             else:
-                _ask_once(client, question, options, answer_line=answer_line)
+                _ask_once(client, question, options, ask, answer_line=answer_line)
     except UnreachableError as error:
         hint = f"no server answers at {address}; `noria up` starts one here"
         raise click.ClickException(f"{hint} ({error.message})") from error
@@ -44,12 +61,12 @@ def chat(question: str | None, address: str, answer_line: bool, **given: Any) ->
 
 
 def _ask_once(
-    client: Client, question: str | None, options: ChatOptions, *, answer_line: bool
+    client: Client, question: str | None, options: ChatOptions, ask: Ask, *, answer_line: bool
 ) -> None:
     text = sys.stdin.read().strip() if question is None else question
     if not text:
         raise ValueError("no question: give one as an argument or on the standard input")
-    answer = stream_answer(client, [("user", text)], options)
+    answer = ask(client, [("user", text)], options)
     if answer_line:
         click.echo(f"answer: {one_line(answer)}")
 
@@ -68,7 +85,7 @@ def stream_answer(client: Client, turns: Turns, options: ChatOptions) -> str:
             click.echo()
 
 
-def converse(client: Client, options: ChatOptions) -> None:
+def converse(client: Client, options: ChatOptions, ask: Ask = stream_answer) -> None:
     """Ask and answer until an empty line or the end of the input.
 
     A turn whose answer failed or was stopped is not part of what follows.
@@ -77,7 +94,7 @@ def converse(client: Client, options: ChatOptions) -> None:
     while question := _next_question():
         asked = [*turns, ("user", question)]
         try:
-            answer = stream_answer(client, asked, options)
+            answer = ask(client, asked, options)
         except KeyboardInterrupt:
             click.echo("(stopped; this turn is forgotten)", err=True)
         except NoriaError as error:

@@ -1,0 +1,1 @@
+"""The life of one real request, told from what its client saw: `noria chat --explain`."""
