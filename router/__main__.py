@@ -22,6 +22,7 @@ from router.keys_format import KeysFormatError
 @click.option("--worker", "workers", multiple=True, help="host:port of a worker; repeatable")
 @click.option("--keys-file", type=click.Path(path_type=Path), help="keys and tenants (TOML)")
 @click.option("--api-key-sha256", default="", help="SHA-256 of the one API key, in hex")
+@click.option("--cache-secret", default="", help="salts cached prefixes; empty: a random one")
 @click.option("--max-queued-requests", default=1024, show_default=True)
 @click.option("--max-queued-tokens", default=4_000_000, show_default=True)
 @click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, show_default=True)

@@ -28,6 +28,11 @@ class Tenant:
     priority_ceiling: int = MAX_PRIORITY
     cache_group: str = ""
 
+    def cache_salt(self, secret: bytes) -> bytes:
+        """What keeps cached prefixes apart: HMAC-SHA256 of the group, or of the tenant alone."""
+        owner = f"group\0{self.cache_group}" if self.cache_group else f"tenant\0{self.name}"
+        return hmac.digest(secret, owner.encode(), "sha256")
+
     def check_method(self, method: str) -> None:
         """Raises METHOD_FORBIDDEN."""
         if self.methods is not None and method not in self.methods:

@@ -43,7 +43,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """Answers conversations. `seed_source` gives a seed to a request that names none."""
+    """Answers conversations. `seed_source` gives a seed to a request that names none.
+
+    `cache_secret` salts cached prefixes: routers that share it share what workers cached.
+    """
 
     encoder: Encoder
     slots: SlotPort
@@ -51,6 +54,7 @@ class Chats:
     queue: RequestQueue[TokenStream]
     dispatcher: Dispatcher
     seed_source: Callable[[], int]
+    cache_secret: bytes
 
     @contextlib.asynccontextmanager
     async def answering(self, call: Call, chat: ChatInput) -> AsyncIterator[Delivery]:
@@ -110,6 +114,7 @@ class Chats:
             deadline=call.deadline,
             trace_steps=chat.trace_steps,
             traceparent=call.traceparent,
+            cache_salt=call.tenant.cache_salt(self.cache_secret),
         )
 
 

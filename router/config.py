@@ -1,7 +1,7 @@
 """The router's configuration: one frozen object, filled by flags, environment or tests."""
 
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from noria.service.limits import DEFAULT_DEADLINE_S
@@ -14,6 +14,7 @@ class RouterConfig:
     Who may call stands in `keys_file`, looked at again every `keys_poll_s` seconds, or is
     whoever holds the one key whose SHA-256 in hex is `api_key_sha256` (tenant "default").
     `metrics_listen` is host:port for /metrics; empty: none.
+    `cache_secret` salts the tenants' cached prefixes; empty: a new one at each start.
     `tokenizer_patience_s` is how long requests wait for a tokenizer that went away,
     `worker_patience_s` how long queued ones wait for a model's last worker. Raises
     ValueError for a value out of range.
@@ -26,6 +27,7 @@ class RouterConfig:
     keys_poll_s: float = 1.0
     listen: str = "127.0.0.1:50051"
     metrics_listen: str = ""
+    cache_secret: str = field(default="", repr=False)
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
     default_deadline_s: float = DEFAULT_DEADLINE_S

@@ -56,6 +56,7 @@ class Generation:
     """What a worker is asked for.
 
     `deadline` is in seconds on the router's clock, `traceparent` the caller's trace context.
+    Cached prefixes of another `cache_salt` are never used.
     """
 
     request_id: str
@@ -68,6 +69,7 @@ class Generation:
     deadline: float
     trace_steps: bool
     traceparent: str = ""
+    cache_salt: bytes = b""
 
     @property
     def trace_id(self) -> str:

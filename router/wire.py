@@ -141,6 +141,7 @@ def submit(
             deadline_ms=left_ms,
             trace_steps=generation.trace_steps,
             traceparent=generation.traceparent,
+            cache_salt=generation.cache_salt,
         )
     )
 

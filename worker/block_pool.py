@@ -1,19 +1,23 @@
-"""Who holds which KV blocks. Knows ids and counts, no tensors.
+"""Who holds which KV blocks, and which of them hold a known prefix. Ids and counts, no tensors.
 
-Paged KV memory after Kwon et al. 2023, "Efficient Memory Management for Large
-Language Model Serving with PagedAttention".
+Paged KV memory after Kwon et al. 2023, "Efficient Memory Management for Large Language
+Model Serving with PagedAttention"; reference counts, the LRU order of free blocks and the
+map of cached prefixes live in one structure, as in vLLM V1.
 """
 
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 
 NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Ids 1 .. num_blocks, each free or held by one sequence; block 0 is never handed out.
+    """Ids 1 .. num_blocks; each is free, or held by as many sequences as its count says.
 
-    The null block stands in unused entries of block tables, so a cache needs room for
-    num_blocks + 1 blocks.
+    Only full blocks are shared, and they are never written again. A free block keeps its
+    content and can be found by its digest until it is handed out for something new: the
+    least recently freed first. Block 0, the null block, is never handed out; it stands in
+    unused entries of block tables, so a cache needs room for num_blocks + 1 blocks.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -21,45 +25,111 @@ class BlockPool:
             raise ValueError(f"num_blocks {num_blocks} and block_size {block_size} must be >= 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks, 0, -1))
-        self._is_held = bytearray(num_blocks + 1)
+        self._holders = [0] * (num_blocks + 1)
+        # Next to be handed out first.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        self._num_cached = 0
 
     @property
     def num_free(self) -> int:
+        """Blocks that nobody holds, those with a cached prefix included."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
         return self.num_blocks - len(self._free)
 
+    @property
+    def num_cached(self) -> int:
+        """Free blocks whose content can still be found."""
+        return self._num_cached
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks. Raises ValueError if there are fewer; takes none then."""
+        """Take `count` free blocks for new content.
+
+        Raises ValueError if there are fewer; takes none then.
+        """
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
-        taken = [self._free.pop() for _ in range(count)]
-        for block in taken:
-            self._is_held[block] = 1
-        return taken
+        return [self._take_oldest() for _ in range(count)]
 
-    def release(self, block_ids: Iterable[int]) -> None:
-        """Give blocks back. Raises ValueError for a block that is not held."""
+    def find(self, digests: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known beginning of a chain of digests. Holds nothing."""
+        found = []
+        for digest in digests:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_unheld(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks are free."""
+        return sum(not self._holders[block] for block in block_ids)
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Hold blocks that `find` gave, beside whoever holds them already."""
         for block in block_ids:
-            if not 0 < block <= self.num_blocks or not self._is_held[block]:
-                raise ValueError(f"block {block} is not held")
-            self._is_held[block] = 0
-            self._free.append(block)
+            if not self._holders[block]:
+                del self._free[block]
+                self._num_cached -= 1
+            self._holders[block] += 1
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Let a full, held block be found by the digest of all it stands for.
+
+        Another block with the same content keeps its place. Raises ValueError if not held.
+        """
+        self._check_held(block)
+        if digest not in self._block_of and block not in self._digest_of:
+            self._block_of[digest] = block
+            self._digest_of[block] = digest
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Give a sequence's blocks back. Raises ValueError for a block that is not held.
+
+        Its last blocks come to be reused first: a beginning serves more prompts than an end.
+        """
+        for block in reversed(block_ids):
+            self._check_held(block)
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._free[block] = None
+                if block in self._digest_of:
+                    self._num_cached += 1
+                else:
+                    self._free.move_to_end(block, last=False)
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
-        """Raise RuntimeError unless the tables hold exactly the used blocks, each once."""
-        held = [block for table in tables for block in table]
-        if len(held) != len(set(held)):
-            raise RuntimeError("a KV block has two owners")
-        used = {block for block in range(1, self.num_blocks + 1) if self._is_held[block]}
-        if set(held) != used:
-            raise RuntimeError(f"{len(used)} KV blocks used, {len(held)} accounted for")
-        if set(self._free) != set(range(1, self.num_blocks + 1)) - used:
+        """Raise RuntimeError unless the tables account for every hold, and only they do."""
+        holders = Counter(block for table in tables for block in table)
+        counted = {block: count for block, count in enumerate(self._holders) if count}
+        if holders != counted:
+            raise RuntimeError(f"{len(counted)} KV blocks used, {len(holders)} accounted for")
+        if any(count > 1 and block not in self._digest_of for block, count in holders.items()):
+            raise RuntimeError("a KV block that can still be written has two owners")
+        if self._free.keys() != set(range(1, self.num_blocks + 1)) - holders.keys():
             raise RuntimeError("the free list does not hold exactly the unused KV blocks")
+        if {block: digest for digest, block in self._block_of.items()} != self._digest_of:
+            raise RuntimeError("cached prefixes and their blocks differ")
+        if self._num_cached != sum(block in self._digest_of for block in self._free):
+            raise RuntimeError("cached free blocks are miscounted")
+
+    def _take_oldest(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        digest = self._digest_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]
+            self._num_cached -= 1
+        self._holders[block] = 1
+        return block
+
+    def _check_held(self, block: int) -> None:
+        if not 0 < block <= self.num_blocks or not self._holders[block]:
+            raise ValueError(f"block {block} is not held")

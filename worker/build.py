@@ -78,6 +78,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
     )
     eos = frozenset((*network.config.eos_token_ids, *vocabulary.eos_token_ids))
     limits = ModelLimits(network.config.vocab_size, max_model_len, eos)

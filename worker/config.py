@@ -45,6 +45,7 @@ class WorkerConfig:
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
     max_model_len: int | None = None
     default_max_tokens: int = 0
+    enable_prefix_caching: bool = True
     cpu_threads: int | None = None
     script: Path | None = None
     drain_grace_s: float = 60.0

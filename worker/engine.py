@@ -243,6 +243,7 @@ class Engine:
             waiting=scheduler.num_waiting,
             waiting_tokens=scheduler.num_waiting_tokens,
             free_blocks=scheduler.pool.num_free,
+            cached_blocks=scheduler.pool.num_cached,
             step_count=scheduler.num_steps,
             preemptions=scheduler.num_preemptions,
             tokens_per_second=self._rate.per_second(self._clock()),

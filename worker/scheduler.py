@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worker.block_pool import BlockPool
+from worker.prefix import extend_digests
 from worker.sequence import (
     Draw,
     FinishReason,
@@ -38,6 +39,12 @@ class SequenceUpdate:
     kv_tokens: int
     kv_blocks: int
 
+    @property
+    def is_first_token(self) -> bool:
+        """Whether the token is the first that this worker chose for the sequence."""
+        draw = self.scheduled.draw
+        return draw is not None and draw.output_index == self.sequence.num_given_tokens
+
 
 def _urgency(sequence: Sequence) -> tuple[int, int]:
     """Sorts the most urgent last: highest priority, then earliest arrival."""
@@ -60,6 +67,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        enable_prefix_caching: bool = True,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(
@@ -70,6 +78,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
+        self._caches_prefixes = enable_prefix_caching
         self._live: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -162,6 +171,7 @@ class Scheduler:
             if sequence is None:
                 continue
             sequence.num_computed_tokens += scheduled.num_tokens
+            self._publish(sequence, scheduled.first_position)
             kv_tokens, kv_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
             token = tokens[scheduled.sequence_id] if scheduled.draw else None
             if token is not None:
@@ -183,13 +193,34 @@ class Scheduler:
             return
         spare = self._spare_blocks()
         while self._waiting and len(self._running) < self.max_num_seqs:
-            needed = self.pool.blocks_for(self._waiting[-1].num_tokens)
+            sequence = self._waiting[-1]
+            cached = self._find_cached(sequence)
+            needed = self.pool.blocks_for(sequence.num_tokens) - len(cached)
+            needed += self.pool.num_unheld(cached)
             if needed > spare:
                 return
-            sequence = self._waiting.pop()
-            sequence.status = SequenceStatus.RUNNING
-            insort(self._running, sequence, key=_urgency)
+            self._waiting.pop()
+            self._start(sequence, cached)
             spare -= needed + 1
+
+    def _find_cached(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the sequence's first tokens already; its last one is never among them,
+        since only what is computed gives logits.
+        """
+        if not self._caches_prefixes:
+            return []
+        full = (sequence.num_tokens - 1) // self.pool.block_size
+        return self.pool.find(extend_digests(sequence, full, self.pool.block_size))
+
+    def _start(self, sequence: Sequence, cached: list[int]) -> None:
+        self.pool.share(cached)
+        sequence.block_ids = cached
+        sequence.num_computed_tokens = len(cached) * self.pool.block_size
+        if sequence.status is SequenceStatus.WAITING:
+            found = min(sequence.num_computed_tokens, len(sequence.prompt_token_ids))
+            sequence.num_cached_tokens = found
+        sequence.status = SequenceStatus.RUNNING
+        insort(self._running, sequence, key=_urgency)
 
     def _spare_blocks(self) -> int:
         """Free blocks less what running sequences need for tokens they have, and one each."""
@@ -239,6 +270,16 @@ class Scheduler:
             return False
         sequence.block_ids.extend(self.pool.allocate(missing))
         return True
+
+    def _publish(self, sequence: Sequence, computed_before: int) -> None:
+        """Let the blocks that this step has filled be found by later prompts."""
+        size = self.pool.block_size
+        first, end = computed_before // size, sequence.num_computed_tokens // size
+        if first == end or not self._caches_prefixes:
+            return
+        digests = extend_digests(sequence, end, size)
+        for index in range(first, end):
+            self.pool.publish(sequence.block_ids[index], digests[index])
 
     def _missing_blocks(self, sequence: Sequence, count: int) -> int:
         needed = self.pool.blocks_for(sequence.num_computed_tokens + count)

@@ -57,7 +57,10 @@ class Sequence:
 
     `num_computed_tokens` counts the leading tokens (prompt, then output) whose K/V
     are in the cache; it catches up with `num_tokens`. `order` is the order of arrival
-    and never changes, also not by preemption.
+    and never changes, also not by preemption. `num_cached_tokens` are the prompt tokens
+    that were found in the prefix cache when it first ran; only entries of the same
+    `cache_salt` are. `block_digests` name its first full blocks. `num_given_tokens` output
+    ids came with it from elsewhere.
     """
 
     sequence_id: int
@@ -69,9 +72,13 @@ class Sequence:
     choice: int = 0
     deadline: float | None = None
     trace_steps: bool = False
+    cache_salt: bytes = b""
+    num_given_tokens: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)
+    num_cached_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0

@@ -270,6 +270,8 @@ class SessionHub:
         delta = worker_pb2.Delta(submit_number=number, choice=update.sequence.choice)
         if update.token is not None:
             delta.token_ids.append(update.token.token_id)
+            if update.is_first_token:
+                delta.cached_tokens = update.sequence.num_cached_tokens
         if begun is not None:
             delta.waiting_us, delta.prefill_us, _ = durations_us(begun)
         if update.sequence.trace_steps:

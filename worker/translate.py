@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
-from noria.service.limits import MAX_STOP_TOKEN_IDS
+from noria.service.limits import MAX_CACHE_SALT_BYTES, MAX_STOP_TOKEN_IDS
 from noria.v1 import common_pb2, worker_pb2
 from worker.engine import Account, Ended
 from worker.scheduler import SequenceUpdate
@@ -67,11 +67,17 @@ def sequence_from(
     _check_ids("prompt_token_ids", prompt, limits.vocab_size)
     _check_ids("outputs", output, limits.vocab_size)
     _check_lengths(submit, len(prompt), len(output), limits.max_model_len)
+    if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
+        raise InvalidSubmitError(
+            "cache_salt", f"{len(submit.cache_salt)} bytes, at most {MAX_CACHE_SALT_BYTES}"
+        )
     deadline = now + submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None
     return Sequence(
         sequence_id=sequence_id,
         prompt_token_ids=prompt,
         output_token_ids=output,
+        num_given_tokens=len(output),
+        cache_salt=submit.cache_salt,
         sampling=_sampling_from(submit.sampling, limits),
         max_tokens=submit.max_tokens,
         order=sequence_id,
@@ -205,6 +211,7 @@ def finished_from(ended: Ended) -> worker_pb2.Finished:
         finish_reasons=[FINISH_REASONS[reason]],
         output_tokens=[len(sequence.output_token_ids)],
         prompt_tokens=len(sequence.prompt_token_ids),
+        cached_tokens=sequence.num_cached_tokens,
         computed_tokens=account.computed_tokens,
         preemptions=sequence.num_preemptions,
         waiting_us=waiting,

@@ -54,6 +54,8 @@ SLOW_READER_BYTES = 1024 * 1024
 MAX_DECODE_IDS = 1_048_576
 # Outputs that one `DecodeSession` decodes at the same time.
 MAX_DECODE_SLOTS = 65_536
+# Size of the salt of a request's cached prefixes.
+MAX_CACHE_SALT_BYTES = 64
 # A session whose writer makes no progress for this long is closed.
 SESSION_STALL_SECONDS = 10.0
 # A worker reports its load at least this often.

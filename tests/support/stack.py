@@ -62,14 +62,14 @@ async def running_stack(
         ]
         await tokenizer.ready()
         facts = [await running.ready() for running in workers]
-        routing = RouterConfig(
-            tokenizer=tokenizer.address,
-            workers=tuple(running.address for running in workers),
-            api_key_sha256=hashlib.sha256(API_KEY.encode()).hexdigest(),
-            listen="127.0.0.1:0",
-            metrics_listen=metrics_listen,
-            **(router or {}),
-        )
+        settings = {
+            "tokenizer": tokenizer.address,
+            "workers": tuple(running.address for running in workers),
+            "api_key_sha256": hashlib.sha256(API_KEY.encode()).hexdigest(),
+            "listen": "127.0.0.1:0",
+            "metrics_listen": metrics_listen,
+        }
+        routing = RouterConfig(**settings | (router or {}))
         sources = {} if seeds is None else {"seed_source": iter(seeds).__next__}
         serving = await held.enter_async_context(running_router(routing, **sources))
         await serving.wait_ready()

@@ -48,10 +48,76 @@ def test_integrity_notices_a_leak_and_a_second_owner():
     pool = BlockPool(4, 4)
     first, second = pool.allocate(2), pool.allocate(1)
     pool.check_integrity([first, second])
-    with pytest.raises(RuntimeError, match="accounted for"):
+    with pytest.raises(RuntimeError, match="3 KV blocks used, 2 accounted for"):
         pool.check_integrity([first])
-    with pytest.raises(RuntimeError, match="two owners"):
+    with pytest.raises(RuntimeError, match="used, 3 accounted for"):
         pool.check_integrity([first, second, second])
+    pool.share(second)
+    with pytest.raises(RuntimeError, match="still be written has two owners"):
+        pool.check_integrity([first, second, second])
+
+
+def test_a_published_block_is_found_by_its_digest_until_it_is_handed_out_again():
+    pool = BlockPool(2, 4)
+    (block,) = pool.allocate(1)
+    pool.publish(block, b"a")
+    pool.release([block])
+    assert pool.find([b"a", b"b"]) == [block]
+    assert (pool.num_free, pool.num_cached, pool.num_used) == (2, 1, 0)
+    pool.allocate(2)
+    assert pool.find([b"a"]) == []
+    assert pool.num_cached == 0
+
+
+def test_a_shared_block_is_free_only_when_its_last_holder_gives_it_back():
+    pool = BlockPool(4, 4)
+    (block,) = pool.allocate(1)
+    pool.publish(block, b"a")
+    pool.share([block])
+    pool.release([block])
+    assert pool.num_used == 1
+    pool.check_integrity([[block]])
+    pool.release([block])
+    assert pool.num_used == 0
+
+
+def test_blocks_without_a_known_content_are_reused_before_cached_ones_and_ends_before_beginnings():
+    pool = BlockPool(4, 4)
+    chain = pool.allocate(3)
+    for index, block in enumerate(chain[:2]):
+        pool.publish(block, bytes([index]))
+    pool.release(chain)
+    order = pool.allocate(4)
+    assert order[0] == chain[2]
+    assert order.index(chain[1]) < order.index(chain[0])
+
+
+def test_the_least_recently_freed_prefix_goes_first():
+    pool = BlockPool(3, 4)
+    blocks = pool.allocate(3)
+    for index, block in enumerate(blocks):
+        pool.publish(block, bytes([index]))
+    for block in (blocks[1], blocks[2], blocks[0]):
+        pool.release([block])
+    pool.share(pool.find([bytes([1])]))
+    pool.release([blocks[1]])
+    assert pool.allocate(3) == [blocks[2], blocks[0], blocks[1]]
+
+
+def test_the_first_block_of_a_content_keeps_its_place():
+    pool = BlockPool(2, 4)
+    first, second = pool.allocate(2)
+    pool.publish(first, b"a")
+    pool.publish(second, b"a")
+    assert pool.find([b"a"]) == [first]
+    pool.release([second])
+    assert pool.num_cached == 0
+    pool.check_integrity([[first]])
+
+
+def test_publishing_what_nobody_holds_is_an_error():
+    with pytest.raises(ValueError, match="not held"):
+        BlockPool(2, 4).publish(1, b"a")
 
 
 @pytest.mark.parametrize(("blocks", "size"), [(0, 4), (4, 0)])

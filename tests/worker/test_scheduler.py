@@ -247,6 +247,20 @@ class RandomLife(RuleBasedStateMachine):
         self.sequences = {}
         self.aborted = set()
 
+    @rule(data=st.data(), tokens=st.integers(1, 10), priority=st.integers(-1, 1))
+    def arrive_with_a_known_beginning(self, data, tokens, priority):
+        """Another's prompt, cut anywhere, and something of its own; sometimes in another salt."""
+        others = [s.prompt_token_ids + s.output_token_ids for s in self.sequences.values()]
+        ids = data.draw(st.sampled_from(others or [[1, 2, 3]]))
+        prompt = ids[: data.draw(st.integers(1, 25))] + data.draw(
+            st.lists(st.integers(0, 3), max_size=4)
+        )
+        salt = data.draw(st.sampled_from([b"", b"salt"]))
+        sequence_id = len(self.sequences) + 1
+        sequence = make_sequence(sequence_id, prompt, tokens, priority=priority, cache_salt=salt)
+        self.sequences[sequence_id] = sequence
+        self.scheduler.add(sequence)
+
     @rule(prompt=st.integers(1, 30), tokens=st.integers(1, 10), priority=st.integers(-1, 1))
     def arrive(self, prompt, tokens, priority):
         sequence_id = len(self.sequences) + 1
