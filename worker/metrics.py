@@ -99,6 +99,11 @@ def _live(state: WorkerState) -> Iterable[Metric]:
         ),
         gauge("noria_worker_max_num_seqs", "Places in the batch.", state.max_num_seqs),
         gauge("noria_worker_kv_blocks_used", "KV blocks held by sequences.", used),
+        gauge(
+            "noria_worker_kv_blocks_cached",
+            "KV blocks that nobody holds and that keep a prefix.",
+            load.cached_blocks,
+        ),
         gauge("noria_worker_kv_blocks", "KV blocks there are.", state.num_blocks),
         gauge(
             "noria_worker_kv_tokens_used",
