@@ -124,28 +124,18 @@ class Calls:
         left_s = context.time_remaining()
         left_s = self._default_deadline_s if left_s is None else left_s
         deadline = self._clock() + left_s
-        with Interrupt() as interrupt:
-            delivery = Delivery(self._clock)
-            call = Call(tenant, deadline, trace.traceparent, record, delivery, interrupt)
-            with self.live.hold(LiveRequest(tenant, interrupt, delivery, record)):
+        interrupt, delivery = Interrupt(), Delivery(self._clock)
+        call = Call(tenant, deadline, trace.traceparent, record, delivery, interrupt)
+        try:
+            with interrupt, self.live.hold(LiveRequest(tenant, interrupt, delivery, record)):
                 tenant.check_method(record.method)
                 self._admission.check()
-                await self._until_deadline(call, left_s, work)
-
-    async def _until_deadline(self, call: Call, left_s: float, work: Work) -> None:
-        expired = RequestError(Reason.DEADLINE_EXCEEDED, "the deadline passed")
-        if left_s <= 0:
-            raise expired
-        timer = asyncio.get_running_loop().call_later(left_s, call.interrupt.set, expired)
-        try:
-            await work(call)
+                await _until_deadline(call, left_s, work)
         except asyncio.CancelledError:
             # A passed deadline may reach us as the transport's cancellation, too.
-            if self._clock() >= call.deadline:
-                call.record.close(Reason.DEADLINE_EXCEEDED)
+            if self._clock() >= deadline:
+                record.close(Reason.DEADLINE_EXCEEDED)
             raise
-        finally:
-            timer.cancel()
 
     def _log_defect(self, record: RequestRecord, error: Exception) -> None:
         """Where it happened, without the exception's message, which may quote a prompt."""
@@ -157,6 +147,18 @@ class Calls:
             error=type(error).__name__,
             at=[f"{frame.filename}:{frame.lineno}" for frame in frames],
         )
+
+
+async def _until_deadline(call: Call, left_s: float, work: Work) -> None:
+    """Do the work, or end it with DEADLINE_EXCEEDED in `left_s` seconds."""
+    expired = RequestError(Reason.DEADLINE_EXCEEDED, "the deadline passed")
+    if left_s <= 0:
+        raise expired
+    timer = asyncio.get_running_loop().call_later(left_s, call.interrupt.set, expired)
+    try:
+        await work(call)
+    finally:
+        timer.cancel()
 
 
 def _metadata(context: Context) -> Metadata:

@@ -78,6 +78,8 @@ class RequestRecord:
 
     @property
     def state(self) -> RequestState:
+        if self.is_over and self.reason is Reason.DRAINING and self.attempts:
+            return RequestState.FAILED
         if self.is_over:
             return _ENDED_AS.get(self.reason, RequestState.REFUSED)
         return RequestState.RUNNING if self.timeline.phase in _RUNNING else RequestState.QUEUED

@@ -48,6 +48,16 @@ async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
             await asyncio.sleep(0.002)
 
 
+class FakeClock:
+    """Starts anywhere and moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class FakeServer:
     """A servicer on loopback that can be stopped and started again on the same port."""
 
@@ -132,6 +142,9 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.decode_gate.set()
         self.encode_error: Exception | None = None
         self.encoded: list[tokenizer_pb2.EncodeChatRequest] = []
+        self.traceparents: list[str] = []
+        self.encode_us = 0
+        self.decode_us = 0
         self.opened: list[tokenizer_pb2.DecodeOpen] = []
         self.slots: dict[int, Slot] = {}
         self._breaks: set[asyncio.Event] = set()
@@ -154,13 +167,14 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def EncodeChat(self, request, context):  # noqa: N802
         self.encoded.append(request)
+        self.traceparents.append(dict(context.invocation_metadata()).get("traceparent", ""))
         await self.encode_gate.wait()
         if self.encode_error is not None:
             await errors.abort(context, self.encode_error)
         ids = self.prompt_ids
         if ids is None:
             ids = [ord(c) for c in request.spec.messages[-1].content[-1].text.text]
-        return tokenizer_pb2.EncodeChatResponse(prompt_token_ids=ids)
+        return tokenizer_pb2.EncodeChatResponse(prompt_token_ids=ids, duration_us=self.encode_us)
 
     async def DecodeSession(self, request_iterator, context):  # noqa: N802
         broken = asyncio.Event()
@@ -180,6 +194,8 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         async for request in requests:
             await self.decode_gate.wait()
             texts = list(self._texts(request))
+            for text in texts:
+                text.duration_us = self.decode_us
             if texts:
                 batch = tokenizer_pb2.DecodedBatch(texts=texts)
                 await context.write(tokenizer_pb2.DecodeSessionResponse(batch=batch))
@@ -284,19 +300,29 @@ class FakeWorker(FakeServer, worker_pb2_grpc.WorkerServiceServicer):
         """End the session as a crash would."""
         self._outbox.put_nowait(None)
 
-    def emit(self, number: int, *token_ids: int, steps=(), cached: int | None = None) -> None:
-        """One step that chose these ids for one submit."""
+    def emit(
+        self, number: int, *token_ids: int, steps=(), cached: int | None = None, **durations: int
+    ) -> None:
+        """One step that chose these ids for one submit; the first may tell its durations."""
         self._counts[number] = self._counts.get(number, 0) + len(token_ids)
         delta = worker_pb2.Delta(
-            submit_number=number, token_ids=token_ids, steps=steps, cached_tokens=cached
+            submit_number=number,
+            token_ids=token_ids,
+            steps=steps,
+            cached_tokens=cached,
+            **durations,
         )
         self._step(deltas=[delta])
 
-    def finish(self, number: int, reason: str, *token_ids: int, steps=()) -> None:
-        """The step that ends a submit, with its last ids."""
+    def finish(
+        self, number: int, reason: str, *token_ids: int, steps=(), more: int = 0, **report: int
+    ) -> None:
+        """The step that ends a submit, with its last ids; `more` were computed unseen."""
         del self.live[number]
-        count = self._counts.pop(number, 0) + len(token_ids)
-        finished = worker_pb2.Finished(finish_reasons=[FINISH[reason]], output_tokens=[count])
+        count = self._counts.pop(number, 0) + len(token_ids) + more
+        finished = worker_pb2.Finished(
+            finish_reasons=[FINISH[reason]], output_tokens=[count], **report
+        )
         delta = worker_pb2.Delta(submit_number=number, token_ids=token_ids, steps=steps)
         self._step(
             deltas=[delta] if token_ids else [],

@@ -14,6 +14,7 @@ from noria.v1 import chat_pb2
 from tests.router.fakes import (
     EOS,
     KEY,
+    FakeClock,
     FakeTokenizer,
     FakeWorker,
     bearer,
@@ -25,16 +26,6 @@ from tests.router.fakes import (
     texts,
     until,
 )
-
-
-class FakeClock:
-    """Starts anywhere and moves only when told."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.parametrize(
