@@ -35,6 +35,7 @@ lint: install-dev
 	$(BIN)/buf lint
 	$(BIN)/python -m scripts.protos --check
 	$(BIN)/python -m scripts.api_docs --check
+	$(BIN)/python -m scripts.operations_docs --check
 
 format: install-dev
 	$(BIN)/ruff check --fix .
@@ -45,6 +46,7 @@ protos: install-dev
 
 docs: install-dev
 	$(BIN)/python -m scripts.api_docs
+	$(BIN)/python -m scripts.operations_docs
 
 model: install
 	$(BIN)/noria fetch

@@ -15,19 +15,25 @@ from router.config import RouterConfig
 from router.keys_format import KeysFormatError
 
 
-@click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER"})
-@click.option("--listen", default="127.0.0.1:50051", show_default=True, help="host:port")
-@click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none")
-@click.option("--tokenizer", required=True, help="host:port of the tokenizer service")
-@click.option("--worker", "workers", multiple=True, help="host:port of a worker; repeatable")
-@click.option("--keys-file", type=click.Path(path_type=Path), help="keys and tenants (TOML)")
-@click.option("--api-key-sha256", default="", help="SHA-256 of the one API key, in hex")
-@click.option("--cache-secret", default="", help="salts cached prefixes; empty: a random one")
-@click.option("--max-queued-requests", default=1024, show_default=True)
-@click.option("--max-queued-tokens", default=4_000_000, show_default=True)
-@click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, show_default=True)
-@click.option("--drain-grace-s", default=60.0, show_default=True)
-@click.option("--parent-pid", type=int, help="stop when this process ends")
+@click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER", "show_default": True})
+@click.option("--listen", default="127.0.0.1:50051", help="host:port; port 0 picks one.")
+@click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
+@click.option("--tokenizer", required=True, help="host:port of the tokenizer service.")
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    envvar="NORIA_ROUTER_WORKER",
+    help="host:port of a worker; repeatable, in the environment separated by spaces.",
+)
+@click.option("--keys-file", type=click.Path(path_type=Path), help="Keys and tenants, see below.")
+@click.option("--api-key-sha256", default="", help="Or one key alone: its SHA-256 in hex.")
+@click.option("--cache-secret", default="", help="Salts cached prefixes; empty: a random one.")
+@click.option("--max-queued-requests", default=1024, help="A full queue refuses at once.")
+@click.option("--max-queued-tokens", default=4_000_000, help="Prompt tokens in the queue.")
+@click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, help="Of a call without one.")
+@click.option("--drain-grace-s", default=60.0, help="For streams to finish after SIGTERM.")
+@click.option("--parent-pid", type=int, help="End when this process ends.")
 def main(parent_pid: int | None, **options: object) -> None:
     """Serve the chat API to clients."""
     log = configure_logging("router")

@@ -16,14 +16,18 @@ from noria.service.server import stop_event
 from tokenizer_svc.app import running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
 
+_MODEL = "A GGUF file or a Hugging Face folder."
+
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_TOKENIZER", "show_default": True})
-@click.option("--model", type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--model", type=click.Path(exists=True, path_type=Path), required=True, help=_MODEL)
 @click.option("--served-model-name", default="", help="Name that requests use.")
 @click.option("--listen", default="127.0.0.1:50052", help="host:port; port 0 picks one.")
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
 @click.option("--encode-threads", type=click.IntRange(1), default=2, help="For short texts.")
-@click.option("--drain-grace-s", type=click.FloatRange(0), default=60.0)
+@click.option(
+    "--drain-grace-s", type=click.FloatRange(0), default=60.0, help="For outputs left at SIGTERM."
+)
 @click.option("--parent-pid", type=int, help="End when this process ends.")
 def main(parent_pid: int | None, **settings: Any) -> None:
     """Serve one model's text side to routers."""

@@ -25,26 +25,43 @@ from worker.config import (
 # The interpreter lock comes back after a fraction of a millisecond instead of several
 # beside a busy thread: network and engine threads hand it to each other at every step.
 _SWITCH_INTERVAL_S = 2e-4
+_MODEL = "A GGUF file or a Hugging Face folder."
+_COUNT = click.IntRange(1)
+_SECONDS = click.FloatRange(0)
 T = TypeVar("T")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_WORKER", "show_default": True})
-@click.option("--model", type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--model", type=click.Path(exists=True, path_type=Path), required=True, help=_MODEL)
 @click.option("--served-model-name", default="", help="Name that requests use.")
 @click.option("--listen", default="127.0.0.1:50053", help="host:port; port 0 picks one.")
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32")
-@click.option("--max-num-seqs", type=click.IntRange(1), default=MAX_NUM_SEQS)
-@click.option("--max-num-batched-tokens", type=click.IntRange(1), default=MAX_NUM_BATCHED_TOKENS)
-@click.option("--max-model-len", type=click.IntRange(1), help="Default: what the model allows.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", help="Of the weights.")
+@click.option("--max-num-seqs", type=_COUNT, default=MAX_NUM_SEQS, help="Places in the batch.")
+@click.option(
+    "--max-num-batched-tokens",
+    type=_COUNT,
+    default=MAX_NUM_BATCHED_TOKENS,
+    help="Positions computed in one step.",
+)
+@click.option("--max-model-len", type=_COUNT, help="Default: what the model allows.")
 @click.option("--default-max-tokens", type=click.IntRange(0), default=0, help="0: the room left.")
-@click.option("--block-size", type=click.IntRange(1), help="Default: the backend's.")
-@click.option("--num-blocks", type=click.IntRange(1), help="Default: what the memory holds.")
-@click.option("--kv-cache-memory-bytes", type=click.IntRange(1), default=KV_CACHE_MEMORY_BYTES)
-@click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=True)
-@click.option("--cpu-threads", type=click.IntRange(1), help="Default: all cores.")
+@click.option("--block-size", type=_COUNT, help="Default: the backend's.")
+@click.option("--num-blocks", type=_COUNT, help="Default: what the memory holds.")
+@click.option(
+    "--kv-cache-memory-bytes",
+    type=_COUNT,
+    default=KV_CACHE_MEMORY_BYTES,
+    help="For keys and values; touched only as blocks are used.",
+)
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    default=True,
+    help="Compute a prefix that several prompts share once.",
+)
+@click.option("--cpu-threads", type=_COUNT, help="Default: all cores.")
 @click.option("--script", type=click.Path(exists=True, path_type=Path), help="Replay a script.")
-@click.option("--drain-grace-s", type=click.FloatRange(0), default=60.0)
+@click.option("--drain-grace-s", type=_SECONDS, default=60.0, help="For work left at SIGTERM.")
 @click.option("--parent-pid", type=int, help="End when this process ends.")
 def main(parent_pid: int | None, **settings: Any) -> None:
     """Serve one model to routers."""
