@@ -19,14 +19,14 @@ from router.interrupt import Interrupt
 from router.queue import RequestQueue
 from router.record import RequestRecord
 from router.registry import ModelLimits, Registry
-from router.requests import ChatInput, EncodedPrompt, Generation, check_min_tokens
+from router.requests import EncodedPrompt, Generation, GenerationInput, Prompt, check_min_tokens
 from router.token_stream import TokenStream
 
 
 class Encoder(Protocol):
-    """Turns conversations into ids; `deadline` is on the router's clock."""
+    """Turns prompts into ids; `deadline` is on the router's clock."""
 
-    async def encode(self, chat: ChatInput, deadline: float, traceparent: str) -> EncodedPrompt: ...
+    async def encode(self, prompt: Prompt, deadline: float, traceparent: str) -> EncodedPrompt: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """Answers conversations. `seed_source` gives a seed to a request that names none.
+    """Answers conversations and continues raw prompts.
+
+    `seed_source` gives a seed to a request that names none.
 
     `cache_secret` salts cached prefixes: routers that share it share what workers cached.
     """
@@ -57,7 +59,7 @@ class Chats:
     cache_secret: bytes
 
     @contextlib.asynccontextmanager
-    async def answering(self, call: Call, chat: ChatInput) -> AsyncIterator[Delivery]:
+    async def answering(self, call: Call, chat: GenerationInput) -> AsyncIterator[Delivery]:
         """The answer's events, from the first to the last, for as long as the block lasts.
 
         Raises every refusal before that as RequestError.
@@ -77,27 +79,27 @@ class Chats:
             held.enter_context(stream)
             yield call.delivery
 
-    async def count(self, call: Call, chat: ChatInput) -> int:
+    async def count(self, call: Call, chat: GenerationInput) -> int:
         """The prompt's tokens as the model would see them. Raises like `answering`."""
         self.limits(call, chat)
         with self.queue.permit():
             return len((await self.encoded(call, chat)).token_ids)
 
-    def limits(self, call: Call, chat: ChatInput) -> ModelLimits:
+    def limits(self, call: Call, chat: GenerationInput) -> ModelLimits:
         """Raises what `Registry.limits` does."""
         limits = self.registry.limits(chat.model, call.tenant.models)
         call.record.model = limits.model
         return limits
 
-    async def encoded(self, call: Call, chat: ChatInput) -> EncodedPrompt:
-        """The conversation's ids. Raises what the encoder does."""
+    async def encoded(self, call: Call, chat: GenerationInput) -> EncodedPrompt:
+        """The prompt's ids. Raises what the encoder does."""
         call.record.encoding()
-        prompt = await self.encoder.encode(chat, call.deadline, call.traceparent)
+        prompt = await self.encoder.encode(chat.prompt, call.deadline, call.traceparent)
         call.record.encoded(len(prompt.token_ids), prompt.duration_us)
         return prompt
 
     def _generation(
-        self, call: Call, chat: ChatInput, limits: ModelLimits, prompt: EncodedPrompt
+        self, call: Call, chat: GenerationInput, limits: ModelLimits, prompt: EncodedPrompt
     ) -> Generation:
         max_tokens = allowed_tokens(chat.max_tokens, len(prompt.token_ids), limits)
         check_min_tokens(chat.sampling.min_tokens, max_tokens)
@@ -138,7 +140,7 @@ def allowed_tokens(asked: int | None, prompt_tokens: int, limits: ModelLimits) -
     return asked or min(limits.default_max_tokens or room, room)
 
 
-def _slot_options(chat: ChatInput, prompt: EncodedPrompt) -> SlotOptions:
+def _slot_options(chat: GenerationInput, prompt: EncodedPrompt) -> SlotOptions:
     return SlotOptions(
         stop_sequences=chat.stop_sequences,
         min_tokens=chat.sampling.min_tokens,

@@ -6,7 +6,7 @@ from noria.reasons import RequestError
 from router.chat import Call, Chats, allowed_tokens
 from router.policy import Need
 from router.registry import ModelLimits
-from router.requests import ChatInput, check_min_tokens
+from router.requests import GenerationInput, check_min_tokens
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Estimate:
     refusal: RequestError | None = None
 
 
-async def estimate(chats: Chats, call: Call, chat: ChatInput, result: Estimate) -> None:
+async def estimate(chats: Chats, call: Call, chat: GenerationInput, result: Estimate) -> None:
     """Take the request's way up to its worker, and fill in `result`.
 
     Raises whatever would refuse it.
@@ -42,7 +42,7 @@ async def estimate(chats: Chats, call: Call, chat: ChatInput, result: Estimate) 
     _route(result, chats, limits.model)
 
 
-def _price(result: Estimate, chat: ChatInput, limits: ModelLimits) -> None:
+def _price(result: Estimate, chat: GenerationInput, limits: ModelLimits) -> None:
     result.max_tokens = allowed_tokens(chat.max_tokens, result.input_tokens, limits)
     check_min_tokens(chat.sampling.min_tokens, result.max_tokens)
     result.reserved_tokens = result.input_tokens + result.max_tokens

@@ -15,6 +15,32 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat, oldest turn first."""
+
+    system: str | None
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawText:
+    """Text that becomes ids as it is, with or without the tokenizer's own BOS and EOS."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RawIds:
+    """A prompt that is ids already."""
+
+    token_ids: Sequence[int]
+
+
+Prompt = Conversation | RawText | RawIds
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How each token is chosen; every value is in its range."""
 
@@ -27,12 +53,11 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatInput:
-    """A checked conversation and how to answer it. `max_tokens` None: the model's default."""
+class GenerationInput:
+    """A checked prompt and how to go on from it. `max_tokens` None: the model's default."""
 
     model: str
-    system: str | None
-    turns: tuple[Turn, ...]
+    prompt: Prompt
     max_tokens: int | None
     sampling: Sampling
     seed: int | None
@@ -44,7 +69,7 @@ class ChatInput:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A conversation in ids. `duration_us` is what the tokenizer took for it."""
+    """A prompt in ids. `duration_us` is what the tokenizer took for it."""
 
     token_ids: Sequence[int]
     starts_in_thinking: bool = False
@@ -87,3 +112,11 @@ def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     if min_tokens > max_tokens:
         problem = f"{min_tokens}; at most max_tokens, which is {max_tokens}"
         raise invalid_field("sampling.min_tokens", problem)
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int) -> Sequence[int]:
+    """The ids, all of the vocabulary. Raises INVALID_FIELD, which names no id but its place."""
+    if max(token_ids) >= vocab_size:
+        index = next(index for index, token_id in enumerate(token_ids) if token_id >= vocab_size)
+        raise invalid_field(f"token_ids.ids[{index}]", f"not below {vocab_size}")
+    return token_ids

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from google.protobuf.message import Message
+
 from noria.reasons import RequestError, invalid_field
 from noria.service import errors
 from noria.service.limits import MAX_REQUEST_ID_BYTES
@@ -11,49 +13,67 @@ from router import wire, wire_record
 from router.auth import Tenant
 from router.calls import Calls, Context
 from router.chat import Call, Chats
+from router.collected import CollectedAnswer
 from router.estimate import Estimate, estimate
-from router.events import Event, MessageEnd, MessageStart, TextDelta
+from router.events import Event, MessageEnd, TextDelta
 from router.record import RequestRecord
-from router.validation import checked_chat
+from router.requests import GenerationInput
+from router.validation import checked_chat, checked_completion
 
 T = TypeVar("T")
+Check = Callable[[Tenant], GenerationInput]
 
 
 class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
-    """Answers clients. Methods that this version does not have answer UNIMPLEMENTED."""
+    """Answers clients."""
 
     def __init__(self, chats: Chats, calls: Calls) -> None:
         self._chats = chats
         self._calls = calls
 
-    # Coroutines that write, not generators that yield: when a call is cancelled, what a
-    # suspended generator holds would come back whenever it is collected.
     async def StreamChat(  # type: ignore[override]  # noqa: N802 - the wire's name
         self, request: chat_pb2.StreamChatRequest, context: Context
     ) -> None:
-        async def stream(call: Call) -> None:
-            async def write(event: Event) -> None:
-                told = told_event(event, call.record)
-                await context.write(chat_pb2.StreamChatResponse(event=told))
-
-            chat = checked_chat(request.spec, call.tenant.priority_ceiling)
-            async with self._chats.answering(call, chat) as delivery:
-                await delivery.pump(write)
-
-        await self._calls.serve("StreamChat", context, stream)
+        await self._stream(
+            "StreamChat",
+            context,
+            lambda tenant: checked_chat(request.spec, tenant.priority_ceiling),
+            lambda event: chat_pb2.StreamChatResponse(event=event),
+        )
 
     async def Chat(  # noqa: N802 - the wire's name
         self, request: chat_pb2.ChatRequest, context: Context
     ) -> chat_pb2.ChatResponse:
-        collected = _Collected()
+        response = chat_pb2.ChatResponse()
+        await self._collect(
+            "Chat",
+            context,
+            lambda tenant: checked_chat(request.spec, tenant.priority_ceiling),
+            response,
+        )
+        return response
 
-        async def collect(call: Call) -> None:
-            chat = checked_chat(request.spec, call.tenant.priority_ceiling)
-            async with self._chats.answering(call, chat) as delivery:
-                await delivery.pump(lambda event: collected.add(event, call.record))
+    async def StreamCompletion(  # type: ignore[override]  # noqa: N802 - the wire's name
+        self, request: chat_pb2.StreamCompletionRequest, context: Context
+    ) -> None:
+        await self._stream(
+            "StreamCompletion",
+            context,
+            lambda tenant: checked_completion(request.spec, tenant.priority_ceiling),
+            lambda event: chat_pb2.StreamCompletionResponse(event=event),
+        )
 
-        await self._calls.serve("Chat", context, collect)
-        return collected.response()
+    async def Completion(  # noqa: N802 - the wire's name
+        self, request: chat_pb2.CompletionRequest, context: Context
+    ) -> chat_pb2.CompletionResponse:
+        response = chat_pb2.CompletionResponse()
+        await self._collect(
+            "Completion",
+            context,
+            lambda tenant: checked_completion(request.spec, tenant.priority_ceiling),
+            response,
+        )
+        return response
 
     async def CountTokens(  # noqa: N802 - the wire's name
         self, request: chat_pb2.CountTokensRequest, context: Context
@@ -109,6 +129,43 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
         return await self._answer("ListModels", context, list_models)
 
+    # Coroutines that write, not generators that yield: when a call is cancelled, what a
+    # suspended generator holds would come back whenever it is collected.
+    async def _stream(
+        self,
+        method: str,
+        context: Context,
+        check: Check,
+        respond: Callable[[chat_pb2.StreamEvent], Message],
+    ) -> None:
+        async def stream(call: Call) -> None:
+            async def write(event: Event) -> None:
+                await context.write(respond(told_event(event, call.record)))
+
+            async with self._chats.answering(call, check(call.tenant)) as delivery:
+                await delivery.pump(write)
+
+        await self._calls.serve(method, context, stream)
+
+    async def _collect(
+        self,
+        method: str,
+        context: Context,
+        check: Check,
+        response: chat_pb2.ChatResponse | chat_pb2.CompletionResponse,
+    ) -> None:
+        async def collect(call: Call) -> None:
+            collected = CollectedAnswer()
+
+            async def add(event: Event) -> None:
+                collected.add(event, told_event(event, call.record))
+
+            async with self._chats.answering(call, check(call.tenant)) as delivery:
+                await delivery.pump(add)
+            collected.fill(response)
+
+        await self._calls.serve(method, context, collect)
+
     async def _answer(self, method: str, context: Context, answer: Callable[[Tenant], T]) -> T:
         """What is answered at once, from what is known; an error becomes its status."""
         try:
@@ -133,39 +190,3 @@ def _checked_id(request_id: str) -> str:
     if size > MAX_REQUEST_ID_BYTES:
         raise invalid_field("request_id", f"{size} bytes; at most {MAX_REQUEST_ID_BYTES}")
     return request_id
-
-
-class _Collected:
-    """Gathers an answer's events into one response."""
-
-    def __init__(self) -> None:
-        self._start: MessageStart | None = None
-        self._texts: list[str] = []
-        self._steps: list[object] = []
-        self._end: MessageEnd | None = None
-        self._told = chat_pb2.StreamEvent()
-
-    async def add(self, event: Event, record: RequestRecord) -> None:
-        told = told_event(event, record)
-        match event:
-            case MessageStart():
-                self._start = event
-            case TextDelta():
-                self._texts.append(event.text)
-                self._steps += event.steps
-            case MessageEnd():
-                self._end, self._told = event, told
-            case _:
-                pass
-
-    def response(self) -> chat_pb2.ChatResponse:
-        """The whole answer; an answer that ended has both a start and an end."""
-        if self._start is None or self._end is None:
-            raise RuntimeError("an answer without a start or an end")
-        return chat_pb2.ChatResponse(
-            request_id=self._start.request_id,
-            model=self._start.model,
-            choices=[wire.choice("".join(self._texts), self._steps, self._end)],
-            usage=wire.wire_usage(self._end.usage),
-            timeline=self._told.message_delta.timeline,
-        )

@@ -1,4 +1,4 @@
-"""The tokenizer service: kept connected; conversations into ids, decode slots.
+"""The tokenizer service: kept connected; prompts into ids, decode slots.
 
 While it is away, requests wait for it up to a patience: new ones before their encoding,
 running ones with their text. After that they end with NO_TOKENIZER or TOKENIZER_LOST.
@@ -20,7 +20,14 @@ from router import wire
 from router.connection import SESSION_OPTIONS, keep_connected
 from router.decode_session import DecodeSession
 from router.registry import Registry
-from router.requests import ChatInput, EncodedPrompt
+from router.requests import (
+    Conversation,
+    EncodedPrompt,
+    Prompt,
+    RawIds,
+    RawText,
+    check_ids,
+)
 
 # The channel for encoding lives as long as the router and comes back about as fast as
 # the session does.
@@ -56,6 +63,7 @@ class Tokenizer:
         self._log = log.bind(tokenizer=address)
         self._up = asyncio.Event()
         self._model = ""
+        self._vocab_size = 0
         self._patience: asyncio.TimerHandle | None = None
         self._last_break = ""
         self._encoder: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
@@ -74,16 +82,18 @@ class Tokenizer:
             finally:
                 self._stop_patience()
 
-    async def encode(self, chat: ChatInput, deadline: float, traceparent: str) -> EncodedPrompt:
-        """The conversation's ids. Waits for a tokenizer that is away, up to the patience.
+    async def encode(self, prompt: Prompt, deadline: float, traceparent: str) -> EncodedPrompt:
+        """The prompt's ids. Waits for a tokenizer that is away, up to the patience.
 
         Raises what the tokenizer refuses, NO_TOKENIZER, DEADLINE_EXCEEDED.
         """
+        if isinstance(prompt, RawIds):
+            return EncodedPrompt(check_ids(prompt.token_ids, self._vocab_size))
         give_up = self._clock() + self._patience_s
         while True:
             await self._wait_up(give_up - self._clock())
             try:
-                return await self._encode_once(chat, deadline - self._clock(), traceparent)
+                return await self._encode_once(prompt, deadline - self._clock(), traceparent)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or self._clock() >= give_up:
                     raise request_error(error) from error
@@ -91,13 +101,15 @@ class Tokenizer:
             await asyncio.sleep(0.05)
 
     async def _encode_once(
-        self, chat: ChatInput, timeout_s: float, traceparent: str
+        self, prompt: Conversation | RawText, timeout_s: float, traceparent: str
     ) -> EncodedPrompt:
-        response = await self._encoder.EncodeChat(
-            wire.encode_request(chat, self._model),
-            timeout=max(timeout_s, 0),
-            metadata=((TRACEPARENT, traceparent),),
-        )
+        timeout, metadata = max(timeout_s, 0), ((TRACEPARENT, traceparent),)
+        if isinstance(prompt, RawText):
+            text = wire.encode_text_request(prompt, self._model)
+            encoded = await self._encoder.Encode(text, timeout=timeout, metadata=metadata)
+            return EncodedPrompt(list(encoded.token_ids), duration_us=encoded.duration_us)
+        chat = wire.encode_chat_request(prompt, self._model)
+        response = await self._encoder.EncodeChat(chat, timeout=timeout, metadata=metadata)
         return EncodedPrompt(
             list(response.prompt_token_ids), response.starts_in_thinking, response.duration_us
         )
@@ -129,7 +141,7 @@ class Tokenizer:
             self._lose_slots("the tokenizer came back with another vocabulary")
         self._stop_patience()
         self._last_break = ""
-        self._model = info.model
+        self._model, self._vocab_size = info.model, info.vocab_size
         self._registry.vocab_fingerprint = info.vocab_fingerprint
         self._up.set()
         self._log.info("tokenizer_connected", model=info.model)

@@ -1,16 +1,18 @@
-"""Bad input is refused here, field by field, before anything is done for it.
+"""Bad input is refused here, field by field, before anything is done for it."""
 
-What this version does not honour is refused by name rather than ignored, but only
-where it would matter: a penalty of 0 or one choice asks for nothing.
-"""
-
-import math
 from collections.abc import Iterator
 
-from noria.reasons import Reason, RequestError, invalid_field
+from noria.reasons import invalid_field
 from noria.service import limits
-from noria.v1 import chat_pb2, common_pb2
-from router.requests import ChatInput, Sampling, Turn, check_min_tokens
+from noria.v1 import chat_pb2
+from router.option_checks import (
+    at_most,
+    check_counts,
+    generation_input,
+    refuse_unsupported,
+    unsupported,
+)
+from router.requests import Conversation, GenerationInput, Prompt, RawIds, RawText, Turn
 
 _ROLES = {
     chat_pb2.ROLE_SYSTEM: "system",
@@ -19,147 +21,47 @@ _ROLES = {
 }
 
 
-def checked_chat(spec: chat_pb2.ChatSpec, priority_ceiling: int) -> ChatInput:
-    """The conversation as plain data.
+def checked_chat(spec: chat_pb2.ChatSpec, priority_ceiling: int) -> GenerationInput:
+    """The conversation and how to answer it, as plain data.
 
     Raises RequestError (INVALID_FIELD, MESSAGE_TOO_LARGE, UNSUPPORTED) for the first
     fault, naming the field and both numbers.
     """
-    _check_counts(spec)
-    _check_size(spec)
-    _refuse_unsupported(spec)
-    sampling = _sampling(spec.sampling)
-    max_tokens = spec.max_tokens if spec.HasField("max_tokens") else None
-    if max_tokens == 0:
-        raise invalid_field("max_tokens", "0; at least 1")
-    if max_tokens is not None:
-        check_min_tokens(sampling.min_tokens, max_tokens)
-    return ChatInput(
-        model=_model(spec.model),
-        system=spec.system if spec.HasField("system") else None,
-        turns=tuple(_turns(spec)),
-        max_tokens=max_tokens,
-        sampling=sampling,
-        seed=spec.sampling.seed if spec.sampling.HasField("seed") else None,
-        stop_sequences=tuple(_stop_sequences(spec)),
-        priority=min(_priority(spec.priority), priority_ceiling),
-        trace_steps=spec.trace_steps,
-        skip_special_tokens=(
-            spec.skip_special_tokens if spec.HasField("skip_special_tokens") else True
-        ),
-    )
+    _check_chat_counts(spec)
+    check_counts(spec)
+    refuse_unsupported(spec)
+    _refuse_tools(spec)
+    system = spec.system if spec.HasField("system") else None
+    conversation = Conversation(system, tuple(_turns(spec)))
+    return generation_input(spec, priority_ceiling, conversation)
 
 
-def _check_counts(spec: chat_pb2.ChatSpec) -> None:
+def checked_completion(spec: chat_pb2.CompletionSpec, priority_ceiling: int) -> GenerationInput:
+    """The raw prompt and how to continue it, as plain data. Raises as `checked_chat` does."""
+    check_counts(spec)
+    refuse_unsupported(spec)
+    return generation_input(spec, priority_ceiling, _raw_prompt(spec))
+
+
+def _check_chat_counts(spec: chat_pb2.ChatSpec) -> None:
     if not spec.messages:
         raise invalid_field("messages", "0 messages; at least 1")
-    _at_most("messages", len(spec.messages), limits.MAX_MESSAGES, "messages")
+    at_most("messages", len(spec.messages), limits.MAX_MESSAGES, "messages")
     blocks = sum(len(message.content) for message in spec.messages)
-    _at_most("messages", blocks, limits.MAX_BLOCKS, "content blocks")
-    _at_most("stop_sequences", len(spec.stop_sequences), limits.MAX_STOP_SEQUENCES, "strings")
-    _at_most("tools", len(spec.tools), limits.MAX_TOOLS, "tools")
-    stop_ids = len(spec.sampling.stop_token_ids)
-    _at_most("sampling.stop_token_ids", stop_ids, limits.MAX_STOP_TOKEN_IDS, "ids")
-    _at_most("sampling.logit_bias", len(spec.sampling.logit_bias), limits.MAX_LOGIT_BIAS, "entries")
-    if spec.HasField("n") and not 1 <= spec.n <= limits.MAX_CHOICES:
-        raise invalid_field("n", f"{spec.n}; at least 1, at most {limits.MAX_CHOICES}")
+    at_most("messages", blocks, limits.MAX_BLOCKS, "content blocks")
+    at_most("tools", len(spec.tools), limits.MAX_TOOLS, "tools")
 
 
-def _at_most(field: str, count: int, limit: int, unit: str) -> None:
-    if count > limit:
-        raise invalid_field(field, f"{count} {unit}; at most {limit}")
-
-
-def _check_size(spec: chat_pb2.ChatSpec) -> None:
-    size = spec.ByteSize()
-    if size > limits.MAX_CHAT_BYTES:
-        problem = f"{size} bytes; at most {limits.MAX_CHAT_BYTES}"
-        raise RequestError(
-            Reason.MESSAGE_TOO_LARGE, f"spec: {problem}", fields=(("spec", problem),)
-        )
-
-
-def _refuse_unsupported(spec: chat_pb2.ChatSpec) -> None:
-    sampling = spec.sampling
-    _check_ranges_of_unsupported(sampling)
+def _refuse_tools(spec: chat_pb2.ChatSpec) -> None:
+    modes = (chat_pb2.TOOL_CHOICE_MODE_UNSPECIFIED, chat_pb2.TOOL_CHOICE_MODE_NONE)
     asked = {
-        "n": spec.n > 1,
         "tools": bool(spec.tools),
-        "tool_choice": spec.tool_choice.mode
-        not in (chat_pb2.TOOL_CHOICE_MODE_UNSPECIFIED, chat_pb2.TOOL_CHOICE_MODE_NONE),
+        "tool_choice": spec.tool_choice.mode not in modes,
         "thinking": spec.thinking,
-        "sampling.min_p": sampling.min_p != 0,
-        "sampling.presence_penalty": sampling.presence_penalty != 0,
-        "sampling.frequency_penalty": sampling.frequency_penalty != 0,
-        "sampling.repetition_penalty": sampling.HasField("repetition_penalty")
-        and sampling.repetition_penalty != 1,
-        "sampling.logit_bias": bool(sampling.logit_bias),
-        "sampling.logprobs": sampling.HasField("logprobs"),
-        "sampling.prompt_logprobs": sampling.HasField("prompt_logprobs"),
-        "sampling.structured_output": sampling.structured_output.WhichOneof("grammar") is not None,
     }
     for field, is_asked in asked.items():
         if is_asked:
-            raise _unsupported(field)
-
-
-def _unsupported(field: str) -> RequestError:
-    problem = "not supported"
-    return RequestError(Reason.UNSUPPORTED, f"{field}: {problem}", fields=((field, problem),))
-
-
-def _check_ranges_of_unsupported(sampling: common_pb2.SamplingParams) -> None:
-    _in_range("sampling.min_p", sampling.min_p, 0, 1)
-    _in_range("sampling.presence_penalty", sampling.presence_penalty, -2, 2)
-    _in_range("sampling.frequency_penalty", sampling.frequency_penalty, -2, 2)
-    if sampling.HasField("repetition_penalty"):
-        _in_range("sampling.repetition_penalty", sampling.repetition_penalty, 0, 2, above=True)
-    for name in ("logprobs", "prompt_logprobs"):
-        _at_most(f"sampling.{name}", getattr(sampling, name), limits.MAX_LOGPROBS, "alternatives")
-
-
-def _sampling(params: common_pb2.SamplingParams) -> Sampling:
-    temperature = params.temperature if params.HasField("temperature") else 1.0
-    top_p = params.top_p if params.HasField("top_p") else 1.0
-    _in_range("sampling.temperature", temperature, 0, 2)
-    _in_range("sampling.top_p", top_p, 0, 1, above=True)
-    return Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=params.top_k,
-        min_tokens=params.min_tokens,
-        stop_token_ids=tuple(params.stop_token_ids),
-        ignore_eos=params.ignore_eos,
-    )
-
-
-def _in_range(field: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    """Refuse NaN, infinities and what lies outside [low, high], or (low, high] with `above`."""
-    if math.isfinite(value) and low <= value <= high and not (above and value == low):
-        return
-    bound = f"above {low}" if above else f"at least {low}"
-    raise invalid_field(field, f"{value:g}; {bound} and at most {high}")
-
-
-def _model(name: str) -> str:
-    _at_most("model", len(name.encode()), limits.MAX_MODEL_NAME_BYTES, "bytes")
-    return name
-
-
-def _priority(priority: int) -> int:
-    if not limits.MIN_PRIORITY <= priority <= limits.MAX_PRIORITY:
-        problem = f"{priority}; at least {limits.MIN_PRIORITY}, at most {limits.MAX_PRIORITY}"
-        raise invalid_field("priority", problem)
-    return priority
-
-
-def _stop_sequences(spec: chat_pb2.ChatSpec) -> Iterator[str]:
-    for index, text in enumerate(spec.stop_sequences):
-        field = f"stop_sequences[{index}]"
-        if not text:
-            raise invalid_field(field, "0 bytes; at least 1")
-        _at_most(field, len(text.encode()), limits.MAX_STOP_SEQUENCE_BYTES, "bytes")
-        yield text
+            raise unsupported(field)
 
 
 def _turns(spec: chat_pb2.ChatSpec) -> Iterator[Turn]:
@@ -167,7 +69,7 @@ def _turns(spec: chat_pb2.ChatSpec) -> Iterator[Turn]:
         field = f"messages[{index}]"
         if message.role not in _ROLES:
             raise invalid_field(f"{field}.role", "not a role; system, user and assistant are")
-        _at_most(f"{field}.content", len(message.content), limits.MAX_BLOCKS_PER_MESSAGE, "blocks")
+        at_most(f"{field}.content", len(message.content), limits.MAX_BLOCKS_PER_MESSAGE, "blocks")
         texts = tuple(_texts(message, field))
         if not any(texts):
             raise invalid_field(f"{field}.content", "0 characters of text; at least 1")
@@ -180,5 +82,20 @@ def _texts(message: chat_pb2.Message, field: str) -> Iterator[str]:
         if kind is None:
             raise invalid_field(f"{field}.content[{index}]", "an empty block; text is supported")
         if kind != "text":
-            raise _unsupported(f"{field}.content[{index}].{kind}")
+            raise unsupported(f"{field}.content[{index}].{kind}")
         yield block.text.text
+
+
+def _raw_prompt(spec: chat_pb2.CompletionSpec) -> Prompt:
+    kind = spec.WhichOneof("prompt")
+    if kind is None:
+        raise invalid_field("prompt", "none; text or token_ids is needed")
+    if kind == "text":
+        if not spec.text:
+            raise invalid_field("text", "0 characters; at least 1")
+        add = spec.add_special_tokens if spec.HasField("add_special_tokens") else True
+        return RawText(spec.text, add_special_tokens=add)
+    if not spec.token_ids.ids:
+        raise invalid_field("token_ids.ids", "0 ids; at least 1")
+    at_most("token_ids.ids", len(spec.token_ids.ids), limits.MAX_PROMPT_IDS, "ids")
+    return RawIds(tuple(spec.token_ids.ids))

@@ -14,7 +14,7 @@ from router.events import (
     StopReason,
     TextDelta,
 )
-from router.requests import ChatInput, Generation, Sampling
+from router.requests import Conversation, Generation, RawText, Sampling
 from router.timeline import Phase, Reported
 from router.token_stream import Finish, NewTokens, Refusal, TracedStep, WorkerReport
 from router.worker_state import LoadReport, WorkerFigures
@@ -112,7 +112,14 @@ def choice(text: str, steps: Sequence[object], end: MessageEnd) -> chat_pb2.Choi
     )
 
 
-def encode_request(chat: ChatInput, model: str) -> tokenizer_pb2.EncodeChatRequest:
+def encode_text_request(prompt: RawText, model: str) -> tokenizer_pb2.EncodeRequest:
+    """The text, for the tokenizer's model of this name."""
+    return tokenizer_pb2.EncodeRequest(
+        model=model, text=prompt.text, add_special_tokens=prompt.add_special_tokens
+    )
+
+
+def encode_chat_request(chat: Conversation, model: str) -> tokenizer_pb2.EncodeChatRequest:
     """The conversation, for the tokenizer's model of this name."""
     messages = [
         chat_pb2.Message(

@@ -18,6 +18,8 @@ MAX_BLOCKS_PER_MESSAGE = 64
 MAX_BLOCKS = 16_384
 # Tools of a request.
 MAX_TOOLS = 128
+# Ids of a raw prompt.
+MAX_PROMPT_IDS = 1_048_576
 # Stop strings of a request.
 MAX_STOP_SEQUENCES = 16
 # Size of one stop string in UTF-8; at least 1.

@@ -162,7 +162,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def GetTokenizerInfo(self, request, context):  # noqa: N802
         return tokenizer_pb2.GetTokenizerInfoResponse(
-            model="tokenizer-model", vocab_fingerprint=self.fingerprint
+            model="tokenizer-model", vocab_fingerprint=self.fingerprint, vocab_size=1000
         )
 
     async def EncodeChat(self, request, context):  # noqa: N802
@@ -175,6 +175,13 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         if ids is None:
             ids = [ord(c) for c in request.spec.messages[-1].content[-1].text.text]
         return tokenizer_pb2.EncodeChatResponse(prompt_token_ids=ids, duration_us=self.encode_us)
+
+    async def Encode(self, request, context):  # noqa: N802
+        self.encoded.append(request)
+        self.traceparents.append(dict(context.invocation_metadata()).get("traceparent", ""))
+        await self.encode_gate.wait()
+        ids = [1] * request.add_special_tokens + [ord(c) for c in request.text]
+        return tokenizer_pb2.EncodeResponse(token_ids=ids, duration_us=self.encode_us)
 
     async def DecodeSession(self, request_iterator, context):  # noqa: N802
         broken = asyncio.Event()

@@ -80,14 +80,6 @@ async def test_a_refusal_names_the_request_in_initial_and_trailing_metadata():
         assert not setup.tokenizer.encoded
 
 
-async def test_methods_of_later_versions_are_unimplemented():
-    async with routed() as setup:
-        code, _ = await failure(
-            setup.stub.Completion(chat_pb2.CompletionRequest(), metadata=bearer())
-        )
-        assert code is grpc.StatusCode.UNIMPLEMENTED
-
-
 async def test_a_full_queue_refuses_at_once_without_any_tokenizer_work():
     async with routed(max_queued_requests=2) as setup:
         setup.worker.say_load(running=4, waiting=1, free_blocks=0)

@@ -143,10 +143,10 @@ def test_what_was_asked_is_kept():
     chat = checked_chat(
         spec(system="", temperature=0.0, top_p=1.0, seed=0, skip_special_tokens=False), 100
     )
-    assert (chat.system, chat.sampling.temperature, chat.seed) == ("", 0.0, 0)
+    assert (chat.prompt.system, chat.sampling.temperature, chat.seed) == ("", 0.0, 0)
     assert not chat.skip_special_tokens
     assert checked_chat(spec(temperature=2.0), 100).sampling.temperature == 2.0
-    assert checked_chat(spec(), 100).system is None
+    assert checked_chat(spec(), 100).prompt.system is None
 
 
 def test_the_keys_ceiling_caps_the_priority():
