@@ -21,7 +21,7 @@ from router.events import (
     TextDelta,
 )
 from router.record import RequestRecord
-from router.token_stream import Finish, NewTokens, WorkerReport
+from router.worker_news import Finish, NewTokens, WorkerReport
 
 _STOP_REASONS = {
     Finish.EOS: StopReason.END_TURN,

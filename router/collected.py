@@ -1,7 +1,7 @@
 """An answer's events gathered into one response."""
 
 from noria.v1 import chat_pb2
-from router import wire
+from router import wire_events
 from router.events import Event, MessageEnd, MessageStart, TextDelta
 
 
@@ -33,6 +33,6 @@ class CollectedAnswer:
             raise RuntimeError("an answer without a start or an end")
         response.request_id = self._start.request_id
         response.model = self._start.model
-        response.choices.append(wire.choice("".join(self._texts), self._steps, self._end))
-        response.usage.CopyFrom(wire.wire_usage(self._end.usage))
+        response.choices.append(wire_events.choice("".join(self._texts), self._steps, self._end))
+        response.usage.CopyFrom(wire_events.wire_usage(self._end.usage))
         response.timeline.CopyFrom(self._told.message_delta.timeline)

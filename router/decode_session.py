@@ -12,7 +12,7 @@ import grpc
 from noria.reasons import RequestError
 from noria.service.outbox import Outbox
 from noria.v1 import tokenizer_pb2
-from router import wire
+from router import wire_tokenizer
 from router.connection import writing
 from router.decode_slot import DecodeSlot
 
@@ -48,19 +48,19 @@ class DecodeSession:
     def open(self, slot: DecodeSlot) -> int:
         self._last_number += 1
         self._slots[self._last_number] = slot
-        self._put(wire.decode_open(slot, self._last_number, self._model))
+        self._put(wire_tokenizer.decode_open(slot, self._last_number, self._model))
         return self._last_number
 
     def feed(self, number: int, token_ids: Sequence[int]) -> None:
         self._put(_Batch({number: list(token_ids)}))
 
     def finish(self, number: int) -> None:
-        self._put(wire.decode_close(number, flush=True))
+        self._put(wire_tokenizer.decode_close(number, flush=True))
 
     def close(self, number: int, *, tell: bool) -> None:
         del self._slots[number]
         if tell:
-            self._put(wire.decode_close(number, flush=False))
+            self._put(wire_tokenizer.decode_close(number, flush=False))
 
     def fail_all(self, error: RequestError) -> None:
         """End every slot with an error."""
@@ -87,10 +87,10 @@ class DecodeSession:
         for decoded in texts:
             slot = self._slots.get(decoded.slot)
             if slot is not None:
-                slot.receive(wire.slot_text(decoded))
+                slot.receive(wire_tokenizer.slot_text(decoded))
 
     def _reopen(self, number: int, slot: DecodeSlot) -> None:
-        self._put(wire.decode_open(slot, number, self._model))
+        self._put(wire_tokenizer.decode_open(slot, number, self._model))
         if slot.finishing:
             self.finish(number)
 

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from noria.reasons import Reason
 from router.events import AnswerUsage, StopReason
 from router.timeline import Phase, Timeline
-from router.token_stream import NewTokens, WorkerReport
+from router.worker_news import NewTokens, WorkerReport
 
 
 class RequestState(Enum):

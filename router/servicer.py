@@ -9,7 +9,7 @@ from noria.reasons import RequestError, invalid_field
 from noria.service import errors
 from noria.service.limits import MAX_REQUEST_ID_BYTES
 from noria.v1 import chat_pb2, chat_pb2_grpc
-from router import wire, wire_record
+from router import wire_events, wire_record
 from router.auth import Tenant
 from router.calls import Calls, Context
 from router.chat import Call, Chats
@@ -176,7 +176,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
 def told_event(event: Event, record: RequestRecord) -> chat_pb2.StreamEvent:
     """An event as it is handed to the client; the last but one ends and carries the timeline."""
-    told = wire.stream_event(event)
+    told = wire_events.stream_event(event)
     if isinstance(event, TextDelta) and event.text:
         record.first_delta()
     elif isinstance(event, MessageEnd):

@@ -6,73 +6,15 @@ aborts the attempt. What the worker holds for an aborted attempt is counted by
 `WorkerState` until the worker says that it is over.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from types import TracebackType
 from typing import Protocol
 
 from noria.reasons import Reason, RequestError
 from router.queue import Permit
 from router.requests import Generation
-from router.timeline import Reported
+from router.worker_news import Finish, NewTokens, Refusal, WorkerReport
 
 MAX_REPLACEMENTS = 3
-
-
-class Finish(Enum):
-    """Why a worker stopped an attempt that ran."""
-
-    EOS = auto()
-    STOP_ID = auto()
-    LENGTH = auto()
-    ABORTED = auto()
-    EXPIRED = auto()
-
-
-class Refusal(Enum):
-    """Why a worker did not run an attempt, or could not go on."""
-
-    FULL = auto()
-    DRAINING = auto()
-    INVALID = auto()
-    INTERNAL = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class TracedStep:
-    """The engine's record of one step, opaque here, and whether it chose an id."""
-
-    record: object
-    chose_token: bool
-
-
-@dataclass(slots=True)
-class NewTokens:
-    """What a step brought for one stream.
-
-    `cached_tokens` and `durations_us` (of waiting and prefill) come with the first id.
-    `last_is_end`: the last id is EOS or a stop id, and ended the output.
-    """
-
-    token_ids: Sequence[int]
-    steps: Sequence[TracedStep] = ()
-    cached_tokens: int | None = None
-    durations_us: Reported = ()
-    last_is_end: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
-    """What a worker says of an attempt that ran, in its last entry.
-
-    `durations_us` are those before the first token.
-    """
-
-    output_tokens: int = 0
-    preemptions: int = 0
-    durations_us: Reported = ()
-    decode_us: int = 0
 
 
 class TokenSink(Protocol):

@@ -16,7 +16,7 @@ from noria.service.channel import CLIENT_OPTIONS, Options
 from noria.service.errors import DETAILS_KEY, parse_status_details
 from noria.service.trace import TRACEPARENT
 from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from router import wire
+from router import wire_tokenizer
 from router.connection import SESSION_OPTIONS, keep_connected
 from router.decode_session import DecodeSession
 from router.registry import Registry
@@ -105,10 +105,10 @@ class Tokenizer:
     ) -> EncodedPrompt:
         timeout, metadata = max(timeout_s, 0), ((TRACEPARENT, traceparent),)
         if isinstance(prompt, RawText):
-            text = wire.encode_text_request(prompt, self._model)
+            text = wire_tokenizer.encode_text_request(prompt, self._model)
             encoded = await self._encoder.Encode(text, timeout=timeout, metadata=metadata)
             return EncodedPrompt(list(encoded.token_ids), duration_us=encoded.duration_us)
-        chat = wire.encode_chat_request(prompt, self._model)
+        chat = wire_tokenizer.encode_chat_request(prompt, self._model)
         response = await self._encoder.EncodeChat(chat, timeout=timeout, metadata=metadata)
         return EncodedPrompt(
             list(response.prompt_token_ids), response.starts_in_thinking, response.duration_us

@@ -1,7 +1,7 @@
-"""What is told of requests and models, on the wire."""
+"""What is told of requests and models, on the wire_events."""
 
 from noria.v1 import chat_pb2, common_pb2
-from router import wire
+from router import wire_events
 from router.estimate import Estimate
 from router.record import RequestRecord
 from router.registry import ServedModel
@@ -28,7 +28,7 @@ def timeline(record: RequestRecord) -> common_pb2.Timeline:
         ],
         total_us=total_us,
         first_delta_us=record.first_delta_us,
-        usage=wire.wire_usage(record.usage),
+        usage=wire_events.wire_usage(record.usage),
         wasted_tokens=min(record.wasted_tokens, _MAX_UINT32),
         worker_id=_at_most(record.worker_id, _MAX_NAME_BYTES),
         attempts=record.attempts,
@@ -55,7 +55,7 @@ def request(record: RequestRecord) -> chat_pb2.GetRequestResponse:
         timeline=timeline(record),
     )
     if record.stop_reason is not None and record.reason is None:
-        told.stop_reason = wire.STOP_REASONS[record.stop_reason]
+        told.stop_reason = wire_events.STOP_REASONS[record.stop_reason]
     return told
 
 

@@ -13,7 +13,7 @@ import structlog
 from noria.service.outbox import Outbox
 from noria.service.protocol import PROTOCOL_VERSION
 from noria.v1 import worker_pb2, worker_pb2_grpc
-from router import wire
+from router import wire_worker
 from router.connection import (
     SESSION_OPTIONS,
     SessionRefusedError,
@@ -22,7 +22,7 @@ from router.connection import (
 )
 from router.registry import Registry
 from router.requests import Generation
-from router.token_stream import Finish, Refusal
+from router.worker_news import Finish, Refusal
 from router.worker_state import WorkerState
 
 
@@ -59,7 +59,7 @@ class WorkerSession:
         await keep_connected(self._connect, self._on_break)
 
     def submit(self, generation: Generation, attempt: int, submit_number: int) -> None:
-        self._outbox.put(wire.submit(generation, attempt, submit_number, self._clock()))
+        self._outbox.put(wire_worker.submit(generation, attempt, submit_number, self._clock()))
 
     def abort(self, submit_number: int) -> None:
         self._outbox.put(
@@ -105,7 +105,7 @@ class WorkerSession:
             raise SessionRefusedError(
                 f"the worker speaks protocol {version}, this router {PROTOCOL_VERSION}"
             )
-        return WorkerState(self._address, wire.worker_figures(response.hello), self)
+        return WorkerState(self._address, wire_worker.worker_figures(response.hello), self)
 
     def _connected(self, worker: WorkerState) -> None:
         self._last_break = ""
@@ -120,16 +120,16 @@ class WorkerSession:
         if response.HasField("step"):
             self._receive_step(worker, response.step)
         elif response.HasField("load"):
-            worker.report(wire.load_report(response.load, self._clock()))
+            worker.report(wire_worker.load_report(response.load, self._clock()))
         self._dispatch()
 
     def _receive_step(self, worker: WorkerState, step: worker_pb2.Step) -> None:
         if step.HasField("load"):
-            worker.report(wire.load_report(step.load, self._clock()))
-        finishes = wire.finishes_of(step)
+            worker.report(wire_worker.load_report(step.load, self._clock()))
+        finishes = wire_worker.finishes_of(step)
         for delta in step.deltas:
             number = delta.submit_number
-            worker.deliver(number, wire.new_tokens(delta, finishes.get(number)))
+            worker.deliver(number, wire_worker.new_tokens(delta, finishes.get(number)))
         for terminal in step.terminals:
             self._receive_terminal(worker, terminal, finishes)
 
@@ -138,10 +138,10 @@ class WorkerSession:
     ) -> None:
         number = terminal.submit_number
         if number in finishes:
-            worker.finish(number, finishes[number], wire.worker_report(terminal.finished))
+            worker.finish(number, finishes[number], wire_worker.worker_report(terminal.finished))
         else:
             refused = terminal.refused
-            refusal = wire.refusal_of(refused.code)
+            refusal = wire_worker.refusal_of(refused.code)
             if refusal is Refusal.INTERNAL:
                 self._log_failure(worker, number)
             worker.refuse(number, refusal, refused.message, refused.field)

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from router.requests import Generation
 from router.step_pace import StepPace
-from router.token_stream import Finish, NewTokens, Refusal, TokenStream, WorkerReport
+from router.token_stream import TokenStream
+from router.worker_news import Finish, NewTokens, Refusal, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from router.dispatch import OVERTAKING_S, Dispatcher
 from router.queue import RequestQueue
 from router.registry import Registry
 from router.requests import Generation, Sampling
-from router.token_stream import NewTokens, Refusal, TokenStream
+from router.token_stream import TokenStream
+from router.worker_news import NewTokens, Refusal
 from router.worker_state import LoadReport, WorkerFigures, WorkerState
 from tests.router.fakes import FakeClock
 

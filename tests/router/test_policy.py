@@ -6,7 +6,8 @@ import pytest
 
 from router.policy import LOAD_TTL_S, Need, has_room, pick_worker
 from router.requests import Generation, Sampling
-from router.token_stream import Finish, Refusal, TokenStream, WorkerReport
+from router.token_stream import TokenStream
+from router.worker_news import Finish, Refusal, WorkerReport
 from router.worker_state import LoadReport, WorkerFigures, WorkerState
 
 FIGURES = WorkerFigures("i", "m", (), "v", 1000, 32, 16, 100, 0)

@@ -1,0 +1,86 @@
+"""An answer's events on the wire, for clients."""
+
+from collections.abc import Sequence
+
+from noria.v1 import chat_pb2, common_pb2
+from router.events import (
+    AnswerUsage,
+    BlockStart,
+    BlockStop,
+    Event,
+    MessageEnd,
+    MessageStart,
+    StopReason,
+    TextDelta,
+)
+
+STOP_REASONS = {
+    StopReason.END_TURN: chat_pb2.STOP_REASON_END_TURN,
+    StopReason.MAX_TOKENS: chat_pb2.STOP_REASON_MAX_TOKENS,
+    StopReason.STOP_SEQUENCE: chat_pb2.STOP_REASON_STOP_SEQUENCE,
+}
+
+
+def stream_event(event: Event) -> chat_pb2.StreamEvent:
+    """An event of the one choice and its one block."""
+    if isinstance(event, TextDelta):
+        return chat_pb2.StreamEvent(content_block_delta=_text_delta(event))
+    if isinstance(event, MessageStart):
+        start = chat_pb2.MessageStart(
+            request_id=event.request_id,
+            model=event.model,
+            usage=common_pb2.Usage(input_tokens=event.input_tokens),
+        )
+        return chat_pb2.StreamEvent(message_start=start)
+    if isinstance(event, BlockStart):
+        block = chat_pb2.ContentBlock(text=chat_pb2.TextBlock())
+        return chat_pb2.StreamEvent(
+            content_block_start=chat_pb2.ContentBlockStart(content_block=block)
+        )
+    if isinstance(event, BlockStop):
+        return chat_pb2.StreamEvent(content_block_stop=chat_pb2.ContentBlockStop())
+    if isinstance(event, MessageEnd):
+        return chat_pb2.StreamEvent(message_delta=_message_delta(event))
+    return chat_pb2.StreamEvent(message_stop=chat_pb2.MessageStop())
+
+
+def _text_delta(event: TextDelta) -> chat_pb2.ContentBlockDelta:
+    if not event.steps:
+        return chat_pb2.ContentBlockDelta(text=event.text)
+    delta = chat_pb2.ContentBlockDelta(steps=step_records(event.steps))
+    if event.text:
+        delta.text = event.text
+    return delta
+
+
+def step_records(steps: Sequence[object]) -> list[common_pb2.StepRecord]:
+    """The engine's records, which pass through the router as they are."""
+    return [step for step in steps if isinstance(step, common_pb2.StepRecord)]
+
+
+def _message_delta(event: MessageEnd) -> chat_pb2.MessageDelta:
+    return chat_pb2.MessageDelta(
+        stop_reason=STOP_REASONS[event.stop_reason],
+        stop_sequence=event.stop_sequence,
+        usage=wire_usage(event.usage),
+    )
+
+
+def wire_usage(usage: AnswerUsage) -> common_pb2.Usage:
+    """Token counts."""
+    return common_pb2.Usage(
+        input_tokens=usage.input_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+    )
+
+
+def choice(text: str, steps: Sequence[object], end: MessageEnd) -> chat_pb2.Choice:
+    """A whole answer: one text block, empty if there is no text."""
+    return chat_pb2.Choice(
+        content=[chat_pb2.ContentBlock(text=chat_pb2.TextBlock(text=text))],
+        stop_reason=STOP_REASONS[end.stop_reason],
+        stop_sequence=end.stop_sequence,
+        steps=step_records(steps),
+        usage=wire_usage(end.usage),
+    )

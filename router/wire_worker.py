@@ -1,0 +1,124 @@
+"""Translations between the router's plain data and a worker's messages."""
+
+from noria.v1 import common_pb2, worker_pb2
+from router.requests import Generation, Sampling
+from router.timeline import Phase, Reported
+from router.worker_news import Finish, NewTokens, Refusal, TracedStep, WorkerReport
+from router.worker_state import LoadReport, WorkerFigures
+
+_FINISHES = {
+    worker_pb2.FINISH_REASON_EOS: Finish.EOS,
+    worker_pb2.FINISH_REASON_STOP_ID: Finish.STOP_ID,
+    worker_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
+    worker_pb2.FINISH_REASON_ABORTED: Finish.ABORTED,
+    worker_pb2.FINISH_REASON_EXPIRED: Finish.EXPIRED,
+}
+_REFUSALS: dict[int, Refusal] = {
+    worker_pb2.REFUSAL_CODE_FULL: Refusal.FULL,
+    worker_pb2.REFUSAL_CODE_DRAINING: Refusal.DRAINING,
+    worker_pb2.REFUSAL_CODE_INVALID: Refusal.INVALID,
+}
+# A worker's clock ends a request at this many milliseconds at the latest (a year).
+_MAX_DEADLINE_MS = 366 * 24 * 3600 * 1000
+
+
+def submit(
+    generation: Generation, attempt: int, submit_number: int, now: float
+) -> worker_pb2.SessionRequest:
+    """One attempt; the deadline crosses as milliseconds left."""
+    left_ms = min(max(0, int((generation.deadline - now) * 1000)), _MAX_DEADLINE_MS)
+    return worker_pb2.SessionRequest(
+        submit=worker_pb2.Submit(
+            id=f"{generation.request_id}/{attempt}",
+            submit_number=submit_number,
+            prompt_token_ids=generation.prompt_token_ids,
+            sampling=_sampling(generation.sampling, generation.seed),
+            max_tokens=generation.max_tokens,
+            priority=generation.priority,
+            deadline_ms=left_ms,
+            trace_steps=generation.trace_steps,
+            traceparent=generation.traceparent,
+            cache_salt=generation.cache_salt,
+        )
+    )
+
+
+def _sampling(sampling: Sampling, seed: int) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=seed,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def worker_figures(hello: worker_pb2.WorkerHello) -> WorkerFigures:
+    """What a worker says of itself."""
+    return WorkerFigures(
+        instance_id=hello.instance_id,
+        model=hello.model,
+        aliases=tuple(hello.aliases),
+        vocab_fingerprint=hello.vocab_fingerprint,
+        max_model_len=hello.max_model_len,
+        max_num_seqs=hello.max_num_seqs,
+        block_size=max(1, hello.block_size),
+        num_blocks=hello.num_blocks,
+        default_max_tokens=hello.default_max_tokens,
+    )
+
+
+def load_report(load: worker_pb2.Load, now: float) -> LoadReport:
+    """A worker's load, received now."""
+    return LoadReport(
+        received_at=now,
+        last_submit_number=load.last_submit_number,
+        running=load.running,
+        waiting=load.waiting,
+        waiting_tokens=load.waiting_tokens,
+        free_blocks=load.free_blocks,
+        draining=load.draining,
+        step_count=load.step_count,
+        step_age_s=load.step_age_ms / 1000,
+    )
+
+
+def new_tokens(delta: worker_pb2.Delta, finish: Finish | None) -> NewTokens:
+    """A step's news for one stream, which `finish` ends if it is there."""
+    return NewTokens(
+        token_ids=list(delta.token_ids),
+        steps=[TracedStep(step, step.HasField("token_id")) for step in delta.steps],
+        cached_tokens=delta.cached_tokens if delta.HasField("cached_tokens") else None,
+        durations_us=_before_first_token(delta) if delta.HasField("prefill_us") else (),
+        last_is_end=finish is Finish.EOS or finish is Finish.STOP_ID,
+    )
+
+
+def finishes_of(step: worker_pb2.Step) -> dict[int, Finish]:
+    """Why each submit that ended in this step did, by number; the unknown count as aborts."""
+    return {
+        terminal.submit_number: _FINISHES.get(reason, Finish.ABORTED)
+        for terminal in step.terminals
+        for reason in terminal.finished.finish_reasons[:1]
+    }
+
+
+def worker_report(finished: worker_pb2.Finished) -> WorkerReport:
+    """What a worker says of an attempt that ran."""
+    return WorkerReport(
+        output_tokens=next(iter(finished.output_tokens), 0),
+        preemptions=finished.preemptions,
+        durations_us=_before_first_token(finished),
+        decode_us=finished.decode_us,
+    )
+
+
+def _before_first_token(report: worker_pb2.Delta | worker_pb2.Finished) -> Reported:
+    return [(Phase.BATCH_WAIT, report.waiting_us), (Phase.PREFILL, report.prefill_us)]
+
+
+def refusal_of(code: int) -> Refusal:
+    """Why a worker refused; what is not known is the worker's fault."""
+    return _REFUSALS.get(code, Refusal.INTERNAL)
