@@ -7,7 +7,7 @@ import click
 import structlog
 
 from noria.service.limits import DEFAULT_DEADLINE_S
-from noria.service.log import configure_logging
+from noria.service.log import LEVELS, configure_logging
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from router.app import Router, running_router
@@ -33,10 +33,11 @@ from router.keys_format import KeysFormatError
 @click.option("--max-queued-tokens", default=4_000_000, help="Prompt tokens in the queue.")
 @click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, help="Of a call without one.")
 @click.option("--drain-grace-s", default=60.0, help="For streams to finish after SIGTERM.")
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The least told.")
 @click.option("--parent-pid", type=int, help="End when this process ends.")
-def main(parent_pid: int | None, **options: object) -> None:
+def main(parent_pid: int | None, log_level: str, **options: object) -> None:
     """Serve the chat API to clients."""
-    log = configure_logging("router")
+    log = configure_logging("router", log_level)
     try:
         config = RouterConfig(**options)  # type: ignore[arg-type]
     except ValueError as error:

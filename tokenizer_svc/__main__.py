@@ -10,7 +10,7 @@ from typing import Any
 import click
 import structlog
 
-from noria.service.log import configure_logging
+from noria.service.log import LEVELS, configure_logging
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from tokenizer_svc.app import running_tokenizer
@@ -28,12 +28,13 @@ _MODEL = "A GGUF file or a Hugging Face folder."
 @click.option(
     "--drain-grace-s", type=click.FloatRange(0), default=60.0, help="For outputs left at SIGTERM."
 )
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The least told.")
 @click.option("--parent-pid", type=int, help="End when this process ends.")
-def main(parent_pid: int | None, **settings: Any) -> None:
+def main(parent_pid: int | None, log_level: str, **settings: Any) -> None:
     """Serve one model's text side to routers."""
     if parent_pid is not None:
         die_with_parent(parent_pid)
-    log = configure_logging("tokenizer")
+    log = configure_logging("tokenizer", log_level)
     sys.exit(asyncio.run(serve(TokenizerConfig(**settings), log)))
 
 

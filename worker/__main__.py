@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 import structlog
 
-from noria.service.log import configure_logging
+from noria.service.log import LEVELS, configure_logging
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from worker.app import RunningWorker, running_worker
@@ -62,8 +62,9 @@ T = TypeVar("T")
 @click.option("--cpu-threads", type=_COUNT, help="Default: all cores.")
 @click.option("--script", type=click.Path(exists=True, path_type=Path), help="Replay a script.")
 @click.option("--drain-grace-s", type=_SECONDS, default=60.0, help="For work left at SIGTERM.")
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The least told.")
 @click.option("--parent-pid", type=int, help="End when this process ends.")
-def main(parent_pid: int | None, **settings: Any) -> None:
+def main(parent_pid: int | None, log_level: str, **settings: Any) -> None:
     """Serve one model to routers."""
     if parent_pid is not None:
         die_with_parent(parent_pid)
@@ -72,7 +73,7 @@ def main(parent_pid: int | None, **settings: Any) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    log = configure_logging("worker")
+    log = configure_logging("worker", log_level)
     sys.exit(asyncio.run(serve(config, log)))
 
 

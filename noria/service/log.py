@@ -4,9 +4,14 @@ import sys
 
 import structlog
 
+LEVELS = ("debug", "info", "warning", "error")
 
-def configure_logging(service: str) -> structlog.typing.FilteringBoundLogger:
-    """Set up logging for this process and return its logger, bound to the service's name."""
+
+def configure_logging(service: str, level: str = "info") -> structlog.typing.FilteringBoundLogger:
+    """Set up logging for this process and return its logger, bound to the service's name.
+
+    `level` is one of LEVELS, the least that is written.
+    """
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -15,7 +20,7 @@ def configure_logging(service: str) -> structlog.typing.FilteringBoundLogger:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger("info"),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -1,15 +1,16 @@
 """The services as processes of their own, with a scripted model, and all that they write."""
 
 import contextlib
-import os
 import signal
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 from noria import AsyncClient
-from noria.cli.supervisor import Child, ChildSpec, StopRule, running_child
+from noria.cli.supervisor import Child, ChildSpec, StopRule, running_child, unless_died
 from tests.support.stack import API_KEY
 
+ROOT = Path(__file__).parent.parent.parent
 ANY_PORT = "127.0.0.1:0"
 
 
@@ -29,10 +30,11 @@ class Fleet:
     async def start(self, name, module, *flags) -> Child:
         """Start a process; it listens when this returns."""
         argv = (sys.executable, "-P", "-m", module, *flags)
-        spec = ChildSpec(name, argv, {"PYTHONPATH": os.getcwd(), **self._environment})
+        environment = {"PYTHONPATH": str(ROOT), **self._environment}
+        spec = ChildSpec(name, argv, environment)
         running = running_child(spec, self._note, StopRule(grace_s=5))
         child = self.children[name] = await self._held.enter_async_context(running)
-        await child.event("listening")
+        await unless_died([child], child.event("listening"))
         return child
 
     def _note(self, name, event):
@@ -54,7 +56,7 @@ class Fleet:
         for worker in workers:
             flags += ["--worker", await address(worker)]
         router = await self.start("router", "router", *flags, "--tokenizer", self.tokenizer_address)
-        await router.event("ready")
+        await unless_died([router], router.event("ready"))
         return router
 
     async def metrics_addresses(self):
@@ -84,7 +86,7 @@ async def fleet(model, script, keys_file, *, num_workers=2, worker_flags=(), **e
             for number in range(num_workers)
         ]
         for worker in workers:
-            await worker.event("ready")
+            await unless_died([worker], worker.event("ready"))
         router = await running.start_router(keys_file, *workers)
         client = AsyncClient(await address(router), api_key=API_KEY)
         running.client = await held.enter_async_context(client)
