@@ -1,6 +1,5 @@
 """Conversations into ids: template, then tokens, with all that users write staying text."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +8,11 @@ from tokenizer_svc.chat_template import ChatTemplate
 from tokenizer_svc.codec import TextCodec
 
 ASSISTANT = "assistant"
-# Noncharacters: Unicode keeps them out of text that is interchanged.
-_EDGE, _FILL = "\ufdd0", "\ufdd1"
+# Unicode keeps these out of text that is interchanged (The Unicode Standard, section 23.7).
+NONCHARACTERS = (
+    *map(chr, range(0xFDD0, 0xFDF0)),
+    *(chr(0x10000 * plane + end) for plane in range(17) for end in (0xFFFE, 0xFFFF)),
+)
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,20 @@ class ChatMessage:
 
 
 def marks_for(texts: Iterable[str]) -> tuple[str, str]:
-    """Two marks that can be told from any of the texts, wherever they are put into them.
+    """Two letters that none of the texts holds.
 
-    A mark is a run of one noncharacter between two of another, and the run is longer than
-    any in the texts.
+    Raises RequestError (INVALID_FIELD) for texts that leave no two noncharacters free.
     """
-    runs = (len(run) for text in texts if _FILL in text for run in re.findall(f"{_FILL}+", text))
-    longest = max(runs, default=0)
-    return _EDGE + _FILL * (longest + 1) + _EDGE, _EDGE + _FILL * (longest + 2) + _EDGE
+    written = list(texts)
+    free = (mark for mark in NONCHARACTERS if not any(mark in text for text in written))
+    first, second = next(free, None), next(free, None)
+    if first is None or second is None:
+        raise invalid_field(
+            "messages",
+            f"they hold more than {len(NONCHARACTERS) - 2} of Unicode's {len(NONCHARACTERS)}"
+            " noncharacters, and two are needed here",
+        )
+    return first, second
 
 
 class ChatEncoder:

@@ -27,7 +27,10 @@ class ControlTokens:
         for text in self._by_text:
             if len(text) < 2:
                 raise ValueError(f"control token {text!r} has fewer than 2 letters")
-        self._pattern = re.compile(_longest_of(sorted(self._by_text)) or r"(?!)")
+        pattern = _longest_of(sorted(self._by_text)) or r"(?!)"
+        self._pattern = re.compile(pattern)
+        # The first letter of each token, of one that begins inside another too.
+        self._first_letter = re.compile(f"(?={pattern})(?s:.)")
         self._beginnings = {t[:i] for t in self._by_text for i in range(1, len(t))}
         self._endings = {t[i:] for t in self._by_text for i in range(1, len(t))}
         self._longest = max(map(len, self._by_text), default=0)
@@ -54,13 +57,12 @@ class ControlTokens:
             yield text[done:]
 
     def neutralise(self, text: str, marker: str) -> str:
-        """The text with markers in every control token that is written, begun or ended in it.
+        """The text with a marker in every control token that is written, begun or ended in it.
 
-        Whatever stands before the result, or after it, no control token is found that takes in
+        `marker` is a letter of neither the text nor any token. Whatever stands before the result, or after it, no control token is found that takes in
         a part of it. Taking the markers out restores the text.
         """
-        # After each letter: a token may overlap with the next, or hold a shorter one.
-        text = self._pattern.sub(lambda match: "".join(c + marker for c in match[0]), text)
+        text = self._first_letter.sub(lambda match: match[0] + marker, text)
         body = text.rstrip()
         if any(body[-n:] in self._beginnings for n in range(1, min(self._longest, len(body) + 1))):
             text = body + marker + text[len(body) :]

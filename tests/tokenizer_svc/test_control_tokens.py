@@ -11,7 +11,7 @@ from tokenizer_svc.control_tokens import ControlToken, ControlTokens
 
 TOKENS = ("<|im_start|>", "<|im_end|>", "<|im|>", "<eos>", "<<eos>", "ab", "bc", "abcd")
 control = ControlTokens(ControlToken(text, i) for i, text in enumerate(TOKENS))
-MARK = "\ufdd0\ufdd1\ufdd0"
+MARK = "\ufdd0"
 # Text that is likely to hold, begin or end control tokens.
 fragments = st.lists(st.sampled_from([*TOKENS, "<", "|", "im_", "<|im", "eos>", "a", "bcd", " "]))
 texts = fragments.map("".join)
@@ -62,6 +62,13 @@ def test_ordinary_text_is_left_alone():
     """No marker where there is nothing to break, so that templates see the text as it is."""
     text = "a < b, see <b>this</b> | that"
     assert control.neutralise(text, MARK) == text
+
+
+def test_a_token_gets_one_marker():
+    """However long the token: what a message may grow by is bounded by its own length."""
+    assert control.neutralise("<|im_start|>x<<eos>", MARK) == (
+        f"<{MARK}|im_start|>x<{MARK}<{MARK}eos>"
+    )
 
 
 def test_a_marker_never_hides_space_from_a_template_that_trims():
