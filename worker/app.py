@@ -11,7 +11,7 @@ from noria.service.server import RunningServer, running_server
 from noria.v1 import worker_pb2_grpc
 from worker.build import WorkerFacts, build_engine
 from worker.config import WorkerConfig
-from worker.engine import EngineOutput
+from worker.engine import Engine, EngineOutput
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics, WorkerState
 from worker.servicer import WorkerServicer
@@ -20,7 +20,9 @@ from worker.session import SessionHub
 SERVICE = "noria.v1.WorkerService"
 # A step that takes longer than this has hung: restarting the process would help.
 STEP_LIMIT_S = 120.0
+WATCH_S = 1.0
 _POLL_S = 0.05
+_JOIN_S = 5.0
 
 
 class RunningWorker:
@@ -30,8 +32,8 @@ class RunningWorker:
         self,
         server: RunningServer,
         servicer: WorkerServicer,
+        thread: EngineThread[WorkerFacts],
         config: WorkerConfig,
-        on_failure: Callable[[Exception], None],
     ) -> None:
         self.address = server.address
         self.metrics_address = ""
@@ -40,19 +42,12 @@ class RunningWorker:
         self._config = config
         self._server = server
         self._servicer = servicer
-        self._on_failure = on_failure
-        self._thread: EngineThread[WorkerFacts] | None = None
+        self._thread = thread
         self._hub: SessionHub | None = None
         self._facts: WorkerFacts | None = None
 
-    def attach(self, thread: EngineThread[WorkerFacts]) -> None:
-        """Name the thread whose outputs this worker delivers."""
-        self._thread = thread
-
     async def ready(self) -> WorkerFacts:
         """Wait until the engine stands, then serve. Raises what building it raised."""
-        if self._thread is None:
-            raise RuntimeError("ready before attach")
         facts = self._facts = await asyncio.wrap_future(self._thread.ready)
         self._hub = SessionHub(
             self._thread, facts.limits, facts.info.hidden_size, pieces=facts.pieces
@@ -63,8 +58,6 @@ class RunningWorker:
 
     async def crashed(self) -> BaseException:
         """Wait for the engine's end by a defect; it never comes otherwise."""
-        if self._thread is None:
-            raise RuntimeError("crashed before attach")
         return await asyncio.wrap_future(self._thread.crashed)
 
     async def drain(self, grace_s: float) -> int:
@@ -82,14 +75,12 @@ class RunningWorker:
     def deliver(self, output: EngineOutput) -> None:
         """Pass an engine output on to its sessions; on the event loop."""
         self._metrics.observe(output)
-        if output.failure is not None:
-            self._on_failure(output.failure)
         if self._hub is not None:
             self._hub.deliver(output)
 
     def state(self) -> WorkerState:
         """What this worker holds now."""
-        if self._thread is None or self._hub is None or self._facts is None:
+        if self._hub is None or self._facts is None:
             return WorkerState(max_num_seqs=self._config.max_num_seqs)
         pool, about = self._facts.scheduler.pool, self._facts.info
         return WorkerState(
@@ -110,9 +101,8 @@ class RunningWorker:
     async def watch_steps(self) -> None:
         """Keep the health name `live` true to the engine's heartbeat."""
         while True:
-            if self._thread is not None:
-                await self._server.set_live(self._thread.step_age_s() < STEP_LIMIT_S)
-            await asyncio.sleep(1.0)
+            await self._server.set_live(self._thread.step_age_s() < STEP_LIMIT_S)
+            await asyncio.sleep(WATCH_S)
 
 
 @contextlib.asynccontextmanager
@@ -122,25 +112,43 @@ async def running_worker(
     on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     on_failure: Callable[[Exception], None] = lambda failure: None,
 ) -> AsyncIterator[RunningWorker]:
-    """Listen at once, load on the engine's thread. `on_progress` is called on that thread."""
+    """Listen at once, load on the engine's thread. `on_progress` is called on that thread.
+
+    On exit calls end first, the thread last, or not at all if its step hangs: the loop
+    never waits for it, and whoever ends the process must not either.
+    """
     servicer = WorkerServicer()
+    loop = asyncio.get_running_loop()
 
     def add_services(server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
 
-    loop = asyncio.get_running_loop()
-    async with running_server(add_services, (SERVICE,), config.listen) as server:
-        worker = RunningWorker(server, servicer, config, on_failure)
+    def build() -> tuple[Engine, WorkerFacts]:
+        def progress(stage: str, done: int, total: int) -> None:
+            thread.raise_if_stopping()
+            on_progress(stage, done, total)
 
-        def on_output(output: EngineOutput) -> None:
-            loop.call_soon_threadsafe(worker.deliver, output)
+        return build_engine(config, progress)
 
-        with EngineThread(lambda: build_engine(config, on_progress), on_output) as thread:
-            worker.attach(thread)
-            watch = asyncio.create_task(worker.watch_steps())
-            try:
-                async with serving_metrics(config.metrics_listen, worker.registry) as address:
-                    worker.metrics_address = address
-                    yield worker
-            finally:
-                watch.cancel()
+    def on_output(output: EngineOutput) -> None:
+        if output.failure is not None:
+            on_failure(output.failure)
+        loop.call_soon_threadsafe(worker.deliver, output)
+
+    thread = EngineThread(build, on_output)
+    async with _started(thread), running_server(add_services, (SERVICE,), config.listen) as server:
+        worker = RunningWorker(server, servicer, thread, config)
+        watch = asyncio.create_task(worker.watch_steps())
+        try:
+            async with serving_metrics(config.metrics_listen, worker.registry) as address:
+                worker.metrics_address = address
+                yield worker
+        finally:
+            watch.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _started(thread: EngineThread[WorkerFacts]) -> AsyncIterator[None]:
+    with thread:
+        yield
+    await asyncio.to_thread(thread.join, _JOIN_S)

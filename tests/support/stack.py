@@ -23,13 +23,15 @@ API_KEY = "noria-test-key"
 class Stack:
     """A running system. `steps` gets what each worker computes, step by step.
 
-    `metrics` are the addresses of router, tokenizer and workers, in this order.
+    `addresses`, and `metrics` where they are served, are those of router, tokenizer and
+    workers, in this order.
     """
 
     router: Router
     client: AsyncClient
     workers: list[WorkerFacts]
     steps: list[list] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
 
     def held(self) -> dict[str, int]:
@@ -75,5 +77,7 @@ async def running_stack(
         await serving.wait_ready()
         client = await held.enter_async_context(AsyncClient(serving.address, api_key=API_KEY))
         steps = [record_steps(fact.runner) for fact in facts]
-        metrics = [running.metrics_address for running in (serving, tokenizer, *workers)]
-        yield Stack(serving, client, facts, steps, metrics)
+        services = (serving, tokenizer, *workers)
+        addresses = [running.address for running in services]
+        metrics = [running.metrics_address for running in services]
+        yield Stack(serving, client, facts, steps, addresses, metrics)
