@@ -18,6 +18,8 @@ class StepPace:
 
     def __init__(self) -> None:
         self._durations: deque[float] = deque(maxlen=_SAMPLES)
+        # The age from which a step is a stall; asked for far more often than it changes.
+        self.stall_after_s = STALL_MIN_S
         self._step_count = 0
         self._was_busy = False
         self._moved_at = 0.0
@@ -34,6 +36,8 @@ class StepPace:
         if steps:
             if steps > 0 and self._was_busy:
                 self._durations.append((now - self._moved_at) / steps)
+                usual = median(self._durations)
+                self.stall_after_s = max(STALL_MIN_S, STALL_MEDIANS * usual)
             self._moved_at = now
         self._step_count, self._was_busy = step_count, is_busy
         self._reported_at, self._reported_age = now, step_age_s
@@ -47,8 +51,3 @@ class StepPace:
         if self._reported_age > 0:
             age = max(age, now - self._reported_at + self._reported_age)
         return age
-
-    def stall_after_s(self) -> float:
-        """The age from which a step is a stall."""
-        usual = median(self._durations) if self._durations else 0.0
-        return max(STALL_MIN_S, STALL_MEDIANS * usual)

@@ -131,7 +131,7 @@ class WorkerState:
         return self._pace.step_age_s(now, holds_work=bool(self.attempts))
 
     def is_stalled(self, now: float) -> bool:
-        return self.step_age_s(now) > self._pace.stall_after_s()
+        return self.step_age_s(now) > self._pace.stall_after_s
 
     def deliver(self, submit_number: int, new: NewTokens) -> None:
         """Hand new ids to the request they belong to; those of an aborted one are dropped."""

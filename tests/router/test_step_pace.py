@@ -4,7 +4,7 @@ from router.step_pace import STALL_MIN_S, StepPace
 
 
 def stalled_at(pace: StepPace, now: float) -> bool:
-    return pace.step_age_s(now, holds_work=True) > pace.stall_after_s()
+    return pace.step_age_s(now, holds_work=True) > pace.stall_after_s
 
 
 def test_an_idle_worker_is_never_stalled():
@@ -39,7 +39,7 @@ def test_slow_steps_are_given_twenty_times_their_median():
     pace.report(0.0, 0, 0.0, is_busy=True)
     for now, steps in ((1.0, 1), (2.0, 2), (12.0, 3), (14.0, 5)):
         pace.report(now, steps, 0.0, is_busy=True)
-    assert pace.stall_after_s() == 20.0
+    assert pace.stall_after_s == 20.0
     assert not stalled_at(pace, 34.0)
     assert stalled_at(pace, 34.1)
 
@@ -55,7 +55,7 @@ def test_idle_time_is_not_taken_for_a_long_step():
     pace = StepPace()
     pace.report(0.0, 5, 0.0, is_busy=False)
     pace.report(100.0, 6, 0.0, is_busy=True)
-    assert pace.stall_after_s() == STALL_MIN_S
+    assert pace.stall_after_s == STALL_MIN_S
 
 
 def test_a_worker_that_counts_anew_has_moved():
