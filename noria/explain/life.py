@@ -12,7 +12,7 @@ from noria.v1 import chat_pb2
 
 CLIENT, ROUTER, TOKENIZER, WORKER, ALL = "client", "router", "tokenizer", "worker", "all"
 _MAX_RUNNERS_UP = 2
-_SHOWN_TEXT = 120
+_SHOWN_TEXT = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,20 @@ def life_of(seen: Observation, steps: Sequence[Step], times: Times, pace: Pace) 
 def _asked(seen: Observation) -> Iterator[Row]:
     asked = seen.asked
     yield Row("question sent", CLIENT, quoted(asked.question, _SHOWN_TEXT))
-    temperature = 1.0 if asked.temperature is None else asked.temperature
     parts = [
         "" if asked.system is None else f"system text {quoted(asked.system, 40)}",
         counted(asked.num_earlier_turns, "earlier turn") if asked.num_earlier_turns else "",
         f"max_tokens {'left open' if asked.max_tokens is None else asked.max_tokens}",
-        f"temperature {temperature:.1f}{' by default' if asked.temperature is None else ''}",
+        _temperature(asked.temperature),
         "streamed",
     ]
     yield Row("request made", CLIENT, ", ".join(filter(None, parts)))
+
+
+def _temperature(asked: float | None) -> str:
+    if asked is None:
+        return "temperature 1.0 by default"
+    return f"temperature {asked:g}" if asked else "temperature 0: the likeliest token each time"
 
 
 def _before_the_batch(seen: Observation, times: Times) -> Iterator[Row]:
@@ -97,11 +102,13 @@ def _in_the_batch(
 
 def _prefill(steps: Sequence[Step], times: Times) -> Row:
     first, last = steps[0].record, steps[-1].record
-    how = "at once" if len(steps) == 1 else f"in {len(steps)} chunks"
+    shape = f"[{first.num_positions}, {first.hidden_size}]"
+    how = f"at once, {shape}" if len(steps) == 1 else f"in {len(steps)} chunks, the first {shape}"
     computed = positions(first.first_position, steps[-1].last_position)
-    shape = f"[{last.num_positions if len(steps) > 1 else first.num_positions}, {last.hidden_size}]"
-    of_last = "the last " if len(steps) > 1 else ""
-    told = f"positions {computed} {how}, {of_last}{shape}; KV {last.kv_tokens:,}"
+    told = f"the prompt's positions {computed} computed {how}; "
+    if first.first_position:
+        told += f"{counted(first.first_position, 'token')} came from the prefix cache; "
+    told += f"keys and values kept: KV {last.kv_tokens:,}"
     return Row("prefill", WORKER, told, times[t.PREFILL])
 
 
@@ -123,8 +130,9 @@ def _with_id(token: Token) -> str:
 
 def _decode(steps: Sequence[Step], times: Times) -> Row:
     first, last = steps[0].record, steps[-1].record
-    kv = positions(first.kv_tokens, last.kv_tokens)
-    told = f"{counted(len(steps), 'step')}, one position each; KV {kv}"
+    kv = f"{first.kv_tokens:,} to {last.kv_tokens:,}"
+    told = f"{counted(len(steps), 'step')}: each computes the newest token's position and "
+    told += f"chooses the next; KV {kv}"
     return Row("decode", WORKER, told, times[t.DECODE])
 
 
@@ -135,7 +143,8 @@ def _ended(seen: Observation, end: chat_pb2.MessageDelta, steps: Sequence[Step])
         yield Row("wasted", WORKER, told)
     if steps:
         last = steps[-1].record
-        told = f"KV of {counted(last.kv_tokens, 'token')}, {counted(last.kv_blocks, 'block')}"
+        told = f"KV of {counted(last.kv_tokens, 'token')} in {counted(last.kv_blocks, 'block')}"
+        told += "; full blocks stay as prefix cache until others need them"
         yield Row("memory released", WORKER, told)
 
 

@@ -118,7 +118,7 @@ def _computed(step: Step) -> str:
 
 def _left_out(steps: Sequence[Step]) -> str:
     computed = positions(steps[0].record.first_position, steps[-1].last_position)
-    return f"{counted(len(steps), 'step')} more: {computed}"
+    return f"{computed} in {counted(len(steps), 'step')}"
 
 
 def _times(times: Times) -> RenderableType:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noria.explain.cause import Evidence, Verdict, verdict_of
+from noria.explain.cause import Evidence, verdict_of
 from noria.explain.life import Row, life_of
 from noria.explain.observation import Observation
 from noria.explain.steps import Step, steps_of
 from noria.explain.times import Pace, Times, pace_of, times_of
+from noria.explain.verdict import Verdict
 from noria.v1 import chat_pb2
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from noria.explain.cause import Cause
 from noria.explain.observation import Asked, Failure, Observation
 from noria.explain.story import story_of
+from noria.explain.verdict import Cause
 from tests.support.observed import answer, delta, record, timeline
 
 SECOND = 1_000_000
@@ -56,7 +56,7 @@ def test_earlier_turns_that_came_from_no_cache_are_a_prefix_computed_again():
 
 
 def test_earlier_turns_from_a_cache_or_few_of_them_are_not():
-    assert late(CONVERSATION, prompt=600, cached=500, prefill=SECOND).cause is Cause.LONG_PROMPT
+    assert late(CONVERSATION, prompt=1200, cached=700, prefill=SECOND).cause is Cause.LONG_PROMPT
     short = Asked([("user", "a"), ("assistant", "b"), ("user", "long " * 100)])
     assert late(short, prompt=600, prefill=SECOND).cause is Cause.LONG_PROMPT
     only_questions = Asked([("user", "long " * 100), ("user", "short")])
