@@ -59,8 +59,9 @@ class ControlTokens:
     def neutralise(self, text: str, marker: str) -> str:
         """The text with a marker in every control token that is written, begun or ended in it.
 
-        `marker` is a letter of neither the text nor any token. Whatever stands before the result, or after it, no control token is found that takes in
-        a part of it. Taking the markers out restores the text.
+        `marker` is a letter of neither the text nor any token. Whatever stands before the
+        result, or after it, no control token is found that takes in a part of it. Taking the
+        markers out restores the text.
         """
         text = self._first_letter.sub(lambda match: match[0] + marker, text)
         body = text.rstrip()

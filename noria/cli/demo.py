@@ -8,7 +8,7 @@ import click
 from noria.cli.keys import new_key
 from noria.cli.options import stack_options
 from noria.cli.stack import RunningStack
-from noria.cli.terminal import one_line, write_piece
+from noria.cli.terminal import one_line, tell, write_piece
 from noria.cli.up import prepare, run_stack
 from noria.client.async_client import AsyncClient
 from noria.client.errors import NoriaError
@@ -29,7 +29,7 @@ def demo(question: str, model: str, workers: int, verbose: bool, **flags: Any) -
     plan = prepare(0, model, workers, flags, key)
 
     async def ask(stack: RunningStack) -> None:
-        click.echo(f"> {question}", err=True)
+        tell(f"> {question}")
         await _answer(stack.address, key, question)
 
     try:
@@ -47,9 +47,8 @@ async def _answer(address: str, key: str, question: str) -> None:
                 write_piece(piece)
     click.echo()
     if times:
-        click.echo(
+        tell(
             f"{stream.result.usage.output_tokens} tokens in {len(times)} deltas:"
-            f" the first after {times[0]:.2f} s, the last after {times[-1]:.2f} s",
-            err=True,
+            f" the first after {times[0]:.2f} s, the last after {times[-1]:.2f} s"
         )
     click.echo(f"answer: {one_line(stream.result.text)}")

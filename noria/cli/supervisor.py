@@ -63,6 +63,8 @@ class Child:
         self.process = process
         self.reading: asyncio.Task[None] | None = None
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        # The first thing that hearing an event raised: a defect, told when the child has ended.
+        self.unheard: Exception | None = None
         self._seen: dict[str, asyncio.Future[Event]] = {}
 
     def note(self, line: str) -> Event:
@@ -96,14 +98,21 @@ class Child:
 
 
 async def unless_died(children: Sequence[Child], work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Raises ChildDiedError, and cancels it, if a child ends first."""
+    """The result of `work`. Raises ChildDiedError, and cancels it, if a child ends first.
+
+    Raises as well what ended the reading of a child's output: unread, it would stand still.
+    """
     working = asyncio.create_task(work)
     endings = [asyncio.create_task(child.process.wait()) for child in children]
+    waiting = {working, *endings, *(child.reading for child in children if child.reading)}
     try:
-        await asyncio.wait({working, *endings}, return_when=asyncio.FIRST_COMPLETED)
-        for child, ending in zip(children, endings, strict=True):
-            if ending.done():
-                raise await child.died()
+        while not working.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for child, ending in zip(children, endings, strict=True):
+                if ending.done():
+                    raise await child.died()
+            for reading in done - {working}:
+                reading.result()
         return working.result()
     finally:
         for task in (working, *endings):
@@ -133,11 +142,28 @@ async def running_child(spec: ChildSpec, on_event: OnEvent, rule: StopRule) -> A
         try:
             await _stop(process, rule)
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await _end_of(reading)
+        if child.unheard is not None:
+            raise child.unheard
+
+
+async def _end_of(reading: asyncio.Task[None]) -> None:
+    """Wait for a dead child's last lines."""
+    await asyncio.wait({reading}, timeout=_LAST_WORDS_S)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
 
 
 async def _read(child: Child, on_event: OnEvent) -> None:
+    """Read to the end whatever `on_event` raises: a child whose output is not read stands still."""
+    async for line in _lines(child):
+        try:
+            on_event(child.name, child.note(line))
+        except Exception as failure:
+            child.unheard = child.unheard or failure
+
+
+async def _lines(child: Child) -> AsyncIterator[str]:
     stream = child.process.stdout
     assert stream is not None
     while True:
@@ -150,7 +176,7 @@ async def _read(child: Child, on_event: OnEvent) -> None:
             return
         text = line.decode("utf-8", "replace").rstrip()
         if text:
-            on_event(child.name, child.note(text))
+            yield text
 
 
 async def _stop(process: asyncio.subprocess.Process, rule: StopRule) -> None:

@@ -1,7 +1,10 @@
 """Writing to a person's terminal."""
 
+import contextlib
+import io
 import sys
 import unicodedata
+from typing import TextIO, cast
 
 import click
 
@@ -20,6 +23,45 @@ def write_piece(text: str) -> None:
     """Write a piece of a reply at once: as it is into a pipe or file, harmless on a terminal."""
     shown = printable(text) if sys.stdout.isatty() else text
     click.echo(shown, nl=False, color=True)
+
+
+class _BestEffort(io.TextIOBase):
+    """See `best_effort`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override] # of a stream that may be none
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def best_effort(stream: TextIO) -> TextIO:
+    """The stream for people, who may leave: what can no longer be written is dropped.
+
+    What is to be done after telling something must not depend on anybody reading it.
+    """
+    return cast(TextIO, _BestEffort(stream))
+
+
+def tell(line: str) -> None:
+    """Write a line to the standard error, if anybody still reads it."""
+    click.echo(line, file=best_effort(sys.stderr))
 
 
 def one_line(text: str) -> str:

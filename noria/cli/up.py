@@ -12,6 +12,7 @@ import itertools
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from noria.cli.options import stack_options, worker_flags
 from noria.cli.progress import EventPrinter, start_view
 from noria.cli.stack import HOST, RunningStack, StackPlan, missing_packages, running_stack
 from noria.cli.supervisor import ChildDiedError, Event, StopRule, unless_died
+from noria.cli.terminal import best_effort, tell
 
 DEFAULT_PORT = 50051
 FIRST_METRICS_PORT = 9464
@@ -107,7 +109,7 @@ def located_model(model: str) -> ModelSource:
     """The model's files, downloaded if need be. Raises ClickException."""
     try:
         with _terminated_like_interrupted():
-            return resolve_model(model, lambda line: click.echo(line, err=True))
+            return resolve_model(model, tell)
     except (ModelSourceError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -157,12 +159,12 @@ def run_stack(plan: StackPlan, while_ready: WhileReady, *, verbose: bool) -> Non
 
     Raises ClickException when a service ends by itself, after its last lines are shown.
     """
-    printer = EventPrinter(Console(stderr=True), everything=verbose)
+    printer = EventPrinter(Console(file=best_effort(sys.stderr)), everything=verbose)
     try:
         asyncio.run(_until_signalled(lambda rule: _run(plan, while_ready, rule, printer)))
     except ChildDiedError as error:
         for line in error.lines:
-            click.echo(f"  {line}", err=True)
+            tell(f"  {line}")
         raise click.ClickException(f"{error}; everything is stopped") from error
 
 
@@ -172,13 +174,13 @@ async def _run(
     async with contextlib.AsyncExitStack() as held:
         with start_view(printer.console) as view:
 
-            def tell(child: str, event: Event) -> None:
+            def show(child: str, event: Event) -> None:
                 printer.on_event(child, event)
                 view.on_event(child, event)
 
             begun = time.monotonic()
-            stack = await held.enter_async_context(running_stack(plan, tell, rule))
-        click.echo(f"ready in {time.monotonic() - begun:.1f} s", err=True)
+            stack = await held.enter_async_context(running_stack(plan, show, rule))
+        tell(f"ready in {time.monotonic() - begun:.1f} s")
         await unless_died(stack.children, while_ready(stack))
 
 
@@ -192,8 +194,8 @@ async def _until_signalled(work: Callable[[StopRule], Coroutine[Any, Any, None]]
         if task.cancelling():
             rule.hurry.set()
             return
-        click.echo("stopping; a second Ctrl-C does not wait for running answers", err=True)
         task.cancel()
+        tell("stopping; a second Ctrl-C does not wait for running answers")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # nohup has asked that a hangup be ignored. A shell's `&` asks the same of SIGINT, but

@@ -111,6 +111,37 @@ async def test_only_the_last_lines_are_kept_and_over_long_ones_do_not_stop_the_r
     assert len(died.value.lines) == 20
 
 
+async def test_output_is_read_to_its_end_whatever_hearing_it_raises():
+    """A child must not stand still because nobody reads it; the defect is told afterwards."""
+    code = "for i in range(20_000): print(i, 'x' * 50)"
+
+    def fail(_child, event):
+        raise LookupError(event["event"].split()[0])
+
+    async def hear():
+        async with running_child(script(code), fail, StopRule()) as child:
+            with pytest.raises(ChildDiedError, match="exit status 0") as died:
+                await unless_died([child], for_ever())
+            last.append(died.value.lines[-1])
+
+    last = []
+    with pytest.raises(LookupError, match=r"^0$"):
+        await hear()
+    assert last[0].startswith("19999 ")
+
+
+async def test_output_that_can_no_longer_be_read_ends_the_work(monkeypatch):
+    """The child would stand still at its next line."""
+    async with running_child(stub("ready"), ignore, StopRule()) as child:
+        await child.event("ready")
+        child.reading.cancel()
+        await asyncio.wait({child.reading})
+        child.reading = asyncio.get_running_loop().create_future()
+        child.reading.set_exception(OSError("the pipe is broken"))
+        with pytest.raises(OSError, match="the pipe is broken"):
+            await unless_died([child], for_ever())
+
+
 async def test_text_that_is_no_event_is_heard_as_text():
     heard = []
     code = "print('plain'); print('[1]'); print('\\udcff'.encode('utf-8', 'surrogateescape'))"

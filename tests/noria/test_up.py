@@ -48,6 +48,21 @@ def test_one_signal_stops_all_in_order_and_exits_0(tmp_path, number):
     assert names == ["router", "worker 2", "worker 1", "tokenizer"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_it_stops_though_nobody_reads_what_it_says(tmp_path, number):
+    """A terminal that was closed, a full disk: every write to its standard error fails."""
+
+    def into_a_full_disk():
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+
+    with noria(tmp_path, "up", "--port", "0", "--verbose", before=into_a_full_disk) as command:
+        command.until("stop:")
+        handles = command.child_handles()
+        command.process.send_signal(number)
+        assert command.exit_code() == 0
+        assert all(ends(handle) for handle in handles)
+
+
 def test_in_the_background_sigint_still_stops_it_and_nohup_is_respected(tmp_path):
     def ignore_both():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
