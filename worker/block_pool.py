@@ -106,6 +106,14 @@ class BlockPool:
                 else:
                     self._free.move_to_end(block, last=False)
 
+    def withdraw(self, block_ids: Iterable[int]) -> None:
+        """Let held blocks no longer be found: what they hold may be wrong."""
+        for block in block_ids:
+            self._check_held(block)
+            digest = self._digest_of.pop(block, None)
+            if digest is not None:
+                del self._block_of[digest]
+
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
         """Raise RuntimeError unless the tables account for every hold, and only they do."""
         holders = Counter(block for table in tables for block in table)

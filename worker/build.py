@@ -24,9 +24,9 @@ from worker.models.config import ModelConfig
 from worker.models.gguf_config import read_gguf_config
 from worker.models.hf_config import read_hf_config
 from worker.models.loader import open_checkpoint
+from worker.sampling_checks import ModelLimits
 from worker.scheduler import Scheduler
 from worker.scripted import ScriptedCache, ScriptedModel, load_scripts
-from worker.translate import ModelLimits
 
 Progress = Callable[[str, int, int], None]
 
@@ -61,9 +61,10 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
 
     Raises ValueError with the reason for a model or settings that cannot be served, OSError.
     """
-    torch.set_num_threads(config.cpu_threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.cpu_threads or len(os.sched_getaffinity(0)))
     vocabulary = load_vocabulary(config.model)
     network = (_real if config.script is None else _scripted)(config, progress)
+    _check_vocabulary(network.config, vocabulary)
     max_model_len, pool = _size(config, network)
     # One block more than the pool hands out: the null block.
     kv_cache = allocate_kv_cache(
@@ -107,6 +108,14 @@ def _scripted(config: WorkerConfig, progress: Progress) -> _Network:
     return _Network(described, model, ScriptedCache(), weight_bytes=0)
 
 
+def _check_vocabulary(model: ModelConfig, vocabulary: Vocabulary) -> None:
+    """An embedding may be padded beyond the vocabulary; a shorter one belongs to another."""
+    if len(vocabulary) > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(vocabulary)} ids, the model's vocab_size is {model.vocab_size}"
+        )
+
+
 def _size(config: WorkerConfig, network: _Network) -> tuple[int, BlockPool]:
     """max_model_len and the pool: neither promises tokens that the other could not hold."""
     limit = network.config.max_position_embeddings
@@ -114,7 +123,9 @@ def _size(config: WorkerConfig, network: _Network) -> tuple[int, BlockPool]:
     if max_model_len > limit:
         raise ValueError(f"max_model_len {max_model_len} exceeds the model's {limit} positions")
     block_size = config.block_size or network.backend.default_block_size
-    num_blocks = config.num_blocks or _blocks(config, network.model.kv_spec, block_size, limit)
+    num_blocks = config.num_blocks or _blocks(
+        config, network.model.kv_spec, block_size, max_model_len
+    )
     held = num_blocks * block_size
     if held < max_model_len:
         if config.max_model_len is not None:

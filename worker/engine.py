@@ -6,17 +6,26 @@ that one step gives one message.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
 from worker.scheduler import Scheduler, SequenceUpdate
-from worker.sequence import FinishReason, SampledToken, SchedulerOutput, Sequence
+from worker.sequence import (
+    FinishReason,
+    SampledToken,
+    ScheduledSequence,
+    SchedulerOutput,
+    Sequence,
+)
 
 
 class Runner(Protocol):
-    """Computes one scheduled step: a token for every sequence that has a draw."""
+    """Computes one scheduled step: a token for every sequence that has a draw.
+
+    One that has none in the result could not be drawn, and fails alone.
+    """
 
     def execute(self, output: SchedulerOutput) -> dict[int, SampledToken]: ...
 
@@ -35,11 +44,11 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence's last entry: how it finished; `failed` if its batch raised."""
+    """A sequence's last entry: how it finished, or what failed it."""
 
     sequence: Sequence
     account: Account
-    failed: bool = False
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +147,13 @@ class Engine:
         return bool(self._accounts)
 
     def submit(self, sequence: Sequence, arrived: float) -> None:
-        """Take a sequence, or note its refusal for the next output."""
+        """Take a sequence, or note its refusal (or end) for the next output."""
         self._last_sequence_id = max(self._last_sequence_id, sequence.sequence_id)
+        sequence.finish_reason = self.scheduler.reason_to_end(sequence)
+        if sequence.finish_reason is not None:
+            self._accounts[sequence.sequence_id] = Account(arrived)
+            self._end(sequence)
+            return
         room = self.scheduler.num_waiting < self._look_ahead
         if not (room or self.scheduler.fits_now(sequence.num_tokens)):
             refusal = Refusal(sequence.sequence_id, True, "no free place and no free KV blocks")
@@ -183,8 +197,11 @@ class Engine:
         self._charge(output, started, step_s)
         intake()
         if failure is not None:
-            self._fail(output, failure)
+            self._fail(output.scheduled, "the batch failed")
+            self._pending.failure = failure
             return
+        undrawn = [s for s in output.scheduled if s.draw and s.sequence_id not in tokens]
+        self._fail(undrawn, "the logits were no numbers")
         updates = self.scheduler.update(output, tokens)
         self._rate.add(self._clock(), sum(update.token is not None for update in updates))
         self._pending.output, self._pending.step_s = output, step_s
@@ -216,18 +233,17 @@ class Engine:
             if update.sequence.finish_reason is not None:
                 self._end(update.sequence)
 
-    def _fail(self, output: SchedulerOutput, failure: Exception) -> None:
-        """A batch that raised takes its own sequences with it, and nobody else's."""
-        self._pending.failure = failure
-        for scheduled in output.scheduled:
-            sequence = self.scheduler.finish(scheduled.sequence_id, FinishReason.ABORTED)
+    def _fail(self, entries: Iterable[ScheduledSequence], failure: str) -> None:
+        """A failure takes its own sequences with it, and nobody else's."""
+        for entry in entries:
+            sequence = self.scheduler.fail(entry.sequence_id)
             if sequence is not None:
-                self._end(sequence, failed=True)
+                self._end(sequence, failure)
 
-    def _end(self, sequence: Sequence, *, failed: bool = False) -> None:
+    def _end(self, sequence: Sequence, failure: str = "") -> None:
         account = self._accounts.pop(sequence.sequence_id)
         account.ended = self._clock()
-        self._pending.ended.append(Ended(sequence, account, failed))
+        self._pending.ended.append(Ended(sequence, account, failure))
 
     def _take_output(self) -> EngineOutput:
         taken, self._pending = self._pending, EngineOutput()

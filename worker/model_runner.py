@@ -27,9 +27,8 @@ class ModelRunner(Generic[Backend]):
         self.num_positions_fed = 0
 
     def execute(self, output: SchedulerOutput) -> dict[int, SampledToken]:
-        """sequence_id -> token of every scheduled sequence with a draw.
-
-        Raises whatever the model raises, LogitsError if its logits are not numbers.
+        """sequence_id -> token of every scheduled sequence with a draw, except those whose
+        logits are no numbers. Raises whatever the model raises.
         """
         batch = build_input_batch(output, self._block_size)
         with torch.inference_mode():
@@ -40,7 +39,8 @@ class ModelRunner(Generic[Backend]):
                 return {}
             logits = self._model.logits(hidden.index_select(0, batch.sampled_rows))
             tokens = sample(logits, batch.draws)
-        return dict(zip(batch.sequence_ids, tokens, strict=True))
+        drawn = zip(batch.sequence_ids, tokens, strict=True)
+        return {sequence_id: token for sequence_id, token in drawn if token is not None}
 
     def warm_up(self) -> None:
         """A prefill and a decode before anything is cached, so that no request pays for firsts.

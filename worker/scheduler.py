@@ -124,7 +124,8 @@ class Scheduler:
 
     def fits_now(self, num_tokens: int) -> bool:
         """Whether one more sequence of so many tokens would enter at the next step."""
-        wanted = sum(self.pool.blocks_for(s.num_tokens) for s in self._waiting)
+        # Whoever enters before it takes a spare block besides, as in `_admit`.
+        wanted = sum(self.pool.blocks_for(s.num_tokens) + 1 for s in self._waiting)
         wanted += self.pool.blocks_for(num_tokens)
         places = self.max_num_seqs - len(self._running) - len(self._waiting)
         return places > 0 and wanted <= self._spare_blocks()
@@ -140,6 +141,18 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         return sequence
+
+    def fail(self, sequence_id: int) -> Sequence | None:
+        """End a sequence whose computation went wrong; nobody finds its blocks again."""
+        sequence = self._live.get(sequence_id)
+        if sequence is not None:
+            self.pool.withdraw(sequence.block_ids)
+        return self.finish(sequence_id, FinishReason.ABORTED)
+
+    def reason_to_end(self, sequence: Sequence) -> FinishReason | None:
+        """Why a sequence that came with output ids has nothing left to do; None if it has."""
+        output = sequence.output_token_ids
+        return self._ended_by(sequence, output[-1]) if output else None
 
     def expire(self, now: float) -> list[Sequence]:
         """End every sequence whose deadline has passed, before anything is computed for it."""
@@ -291,7 +304,11 @@ class Scheduler:
         if first + count == sequence.num_tokens:
             runners_up = RUNNERS_UP_TRACED if sequence.trace_steps else 0
             draw = Draw(
-                sequence.sampling, len(sequence.output_token_ids), sequence.choice, runners_up
+                sequence.sampling,
+                len(sequence.output_token_ids),
+                sequence.choice,
+                runners_up,
+                sequence.token_counts,
             )
         ids = sequence.token_ids(first, first + count)
         return ScheduledSequence(sequence.sequence_id, ids, first, sequence.block_ids, draw)
@@ -311,7 +328,7 @@ class Scheduler:
         sequence.num_computed_tokens = 0
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
-        sequence.output_token_ids.append(token_id)
+        sequence.append(token_id)
         reason = self._ended_by(sequence, token_id)
         if reason is not None:
             self.finish(sequence.sequence_id, reason)

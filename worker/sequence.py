@@ -1,8 +1,14 @@
 """A request as the engine sees it: ids, how far they are computed, where their K/V lie."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.token_counts import TokenCounts
 
 GREEDY_BELOW = 1e-5
 
@@ -26,19 +32,35 @@ class FinishReason(Enum):
     EXPIRED = auto()
 
 
+class LogitBias:
+    """What is added to which ids' logits: `ids` int64 [B], each once, `values` fp32 [B]."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self.ids: npt.NDArray[np.int64] = np.array(list(biases), np.int64)
+        self.values: npt.NDArray[np.float32] = np.array(list(biases.values()), np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How each next token is chosen; validated where it enters the worker.
 
     `seed` is the 64-bit key of the addressed draw, as an unsigned integer.
-    `end_token_ids` are EOS (unless ignored) and the request's stop ids.
+    `end_token_ids` are EOS (unless ignored) and the request's stop ids. Presence and
+    frequency penalty count the output's ids, the repetition penalty the prompt's too.
+    `logprobs` alternatives are told with each token; None: not even the token's own.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: LogitBias | None = None
+    logprobs: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
 
@@ -50,6 +72,16 @@ class SamplingParams:
     def end_token_ids(self) -> frozenset[int]:
         return self.eos_token_ids | self.stop_token_ids
 
+    @property
+    def counts_prompt(self) -> bool:
+        """Whether a draw depends on which ids the prompt has."""
+        return self.repetition_penalty != 1.0
+
+    @property
+    def counts_output(self) -> bool:
+        """Whether a draw depends on which ids came before."""
+        return self.counts_prompt or self.presence_penalty != 0 or self.frequency_penalty != 0
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -60,7 +92,7 @@ class Sequence:
     and never changes, also not by preemption. `num_cached_tokens` are the prompt tokens
     that were found in the prefix cache when it first ran; only entries of the same
     `cache_salt` are. `block_digests` name its first full blocks. `num_given_tokens` output
-    ids came with it from elsewhere.
+    ids came with it from elsewhere. `token_counts` are kept where a penalty needs them.
     """
 
     sequence_id: int
@@ -82,6 +114,18 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
+    token_counts: TokenCounts | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.sampling.counts_output:
+            counted = self.prompt_token_ids if self.sampling.counts_prompt else ()
+            self.token_counts = TokenCounts(counted, self.output_token_ids)
+
+    def append(self, token_id: int) -> None:
+        """One more output token."""
+        self.output_token_ids.append(token_id)
+        if self.token_counts is not None:
+            self.token_counts.add(token_id)
 
     @property
     def num_tokens(self) -> int:
@@ -107,12 +151,14 @@ class Draw:
 
     `output_index` 0 is the first token after the prompt; with the seed and the choice it
     is the draw's whole address. `num_runners_up` other ids are reported when traced.
+    `token_counts` are those of everything before, where a penalty needs them.
     """
 
     sampling: SamplingParams
     output_index: int
     choice: int = 0
     num_runners_up: int = 0
+    token_counts: TokenCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +194,13 @@ class SampledToken:
     """The token chosen for one sequence.
 
     `probability` and `runners_up` (likeliest first) are at the request's temperature and
-    before filters; they are filled only where the draw asked for runners-up.
+    before filters; they are filled only where the draw asked for runners-up. `logprob` and
+    those of `alternatives` (likeliest first) are natural logarithms, before temperature and
+    filters; they are filled only where log-probabilities were asked for.
     """
 
     token_id: int
     probability: float = 0.0
     runners_up: tuple[tuple[int, float], ...] = ()
+    logprob: float = 0.0
+    alternatives: tuple[tuple[int, float], ...] = ()

@@ -16,12 +16,12 @@ from typing import Protocol
 from noria.service.outbox import Outbox
 from noria.v1 import worker_pb2
 from worker.engine import Account, EngineLoad, EngineOutput
+from worker.sampling_checks import InvalidSubmitError, ModelLimits
 from worker.scheduler import SequenceUpdate
 from worker.sequence import Sequence
 from worker.translate import (
-    InvalidSubmitError,
-    ModelLimits,
     StepFacts,
+    chosen_token,
     durations_us,
     finished_from,
     sequence_from,
@@ -77,6 +77,10 @@ def merge_steps(last: StepMessage, new: StepMessage) -> bool:
     return True
 
 
+class SessionProtocolError(Exception):
+    """The router broke the session's rules: entries could no longer be told apart."""
+
+
 class Session:
     """One router's submits. Call it on the event loop only."""
 
@@ -94,13 +98,17 @@ class Session:
         return len(self._live)
 
     def submit(self, submit: worker_pb2.Submit) -> None:
-        """Take a submit, or answer with its terminal entry."""
+        """Take a submit, or answer with its terminal entry. Raises SessionProtocolError."""
         number = submit.submit_number
+        if number <= self._last_submit_number:
+            raise SessionProtocolError(
+                f"submit_number {number} does not follow {self._last_submit_number}"
+            )
+        self._last_submit_number = number
         refusal = self._refusal(submit)
         if refusal is not None:
             self._refuse(number, refusal)
             return
-        self._last_submit_number = number
         try:
             sequence = self._hub.new_sequence(submit)
         except InvalidSubmitError as error:
@@ -156,10 +164,6 @@ class Session:
 
     def _refusal(self, submit: worker_pb2.Submit) -> worker_pb2.Refused | None:
         code = worker_pb2.REFUSAL_CODE_INVALID
-        number, last = submit.submit_number, self._last_submit_number
-        if number <= last:
-            problem = f"submit_number: {number} does not follow {last}"
-            return worker_pb2.Refused(code=code, message=problem, field="submit_number")
         if submit.id in self._names:
             return worker_pb2.Refused(
                 code=code, message="id: already used by a running submit", field="id"
@@ -235,9 +239,9 @@ class SessionHub:
             self._deliver_update(update, step, begun, messages)
         for ended in output.ended:
             terminal = worker_pb2.Terminal()
-            if ended.failed:
+            if ended.failure:
                 terminal.refused.code = worker_pb2.REFUSAL_CODE_INTERNAL
-                terminal.refused.message = "the batch failed"
+                terminal.refused.message = ended.failure
             else:
                 terminal.finished.CopyFrom(finished_from(ended))
             self._deliver_terminal(ended.sequence.sequence_id, terminal, messages)
@@ -270,6 +274,8 @@ class SessionHub:
         delta = worker_pb2.Delta(submit_number=number, choice=update.sequence.choice)
         if update.token is not None:
             delta.token_ids.append(update.token.token_id)
+            if update.sequence.sampling.logprobs is not None:
+                delta.chosen.append(chosen_token(update.token))
             if update.is_first_token:
                 delta.cached_tokens = update.sequence.num_cached_tokens
         if begun is not None:

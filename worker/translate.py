@@ -1,16 +1,14 @@
 """Between the wire's messages and the engine's own terms. Nothing is decided here but validity."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
-from math import isfinite
-from typing import Literal
 
-from noria.service.limits import MAX_CACHE_SALT_BYTES, MAX_STOP_TOKEN_IDS
+from noria.service.limits import MAX_CACHE_SALT_BYTES
 from noria.v1 import common_pb2, worker_pb2
 from worker.engine import Account, Ended
+from worker.sampling_checks import InvalidSubmitError, ModelLimits, check_ids, sampling_from
 from worker.scheduler import SequenceUpdate
-from worker.sequence import FinishReason, SamplingParams, Sequence
+from worker.sequence import FinishReason, SampledToken, Sequence
 
 FINISH_REASONS = {
     FinishReason.EOS: worker_pb2.FINISH_REASON_EOS,
@@ -19,41 +17,6 @@ FINISH_REASONS = {
     FinishReason.ABORTED: worker_pb2.FINISH_REASON_ABORTED,
     FinishReason.EXPIRED: worker_pb2.FINISH_REASON_EXPIRED,
 }
-# Sampling controls that exist on the wire and are not honoured by this engine.
-_UNSUPPORTED = (
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "logprobs",
-    "prompt_logprobs",
-    "structured_output",
-)
-# Values that ask for nothing. `logprobs` 0 does ask: for the chosen token's.
-_NEUTRAL = {
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
-
-
-class InvalidSubmitError(ValueError):
-    """A submit that can never run; `field` is the one at fault."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What a submit is checked against."""
-
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
 
 
 def sequence_from(
@@ -62,11 +25,13 @@ def sequence_from(
     """The sequence a submit asks for. Raises InvalidSubmitError before anything is held."""
     if submit.n > 1:
         raise InvalidSubmitError("n", f"{submit.n} choices asked for, at most 1 is supported")
+    # Lengths first: no list of millions of ids is copied or looked through.
+    num_output = len(submit.outputs[0].ids) if submit.outputs else 0
+    _check_lengths(submit, len(submit.prompt_token_ids), num_output, limits.max_model_len)
     prompt = list(submit.prompt_token_ids)
     output = list(submit.outputs[0].ids) if submit.outputs else []
-    _check_ids("prompt_token_ids", prompt, limits.vocab_size)
-    _check_ids("outputs", output, limits.vocab_size)
-    _check_lengths(submit, len(prompt), len(output), limits.max_model_len)
+    check_ids("prompt_token_ids", prompt, limits.vocab_size)
+    check_ids("outputs", output, limits.vocab_size)
     if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
         raise InvalidSubmitError(
             "cache_salt", f"{len(submit.cache_salt)} bytes, at most {MAX_CACHE_SALT_BYTES}"
@@ -78,19 +43,13 @@ def sequence_from(
         output_token_ids=output,
         num_given_tokens=len(output),
         cache_salt=submit.cache_salt,
-        sampling=_sampling_from(submit.sampling, limits),
+        sampling=sampling_from(submit.sampling, limits),
         max_tokens=submit.max_tokens,
         order=sequence_id,
         priority=submit.priority,
         deadline=deadline,
         trace_steps=submit.trace_steps,
     )
-
-
-def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
-    largest = max(ids, default=0)
-    if largest >= vocab_size:
-        raise InvalidSubmitError(field, f"id {largest} is outside a vocabulary of {vocab_size}")
 
 
 def _check_lengths(
@@ -102,9 +61,14 @@ def _check_lengths(
         raise InvalidSubmitError("outputs", f"{len(submit.outputs)} given for 1 choice")
     if submit.max_tokens < 1:
         raise InvalidSubmitError("max_tokens", f"{submit.max_tokens} is below 1")
-    if num_output >= submit.max_tokens:
+    if num_output > submit.max_tokens:
         raise InvalidSubmitError(
-            "outputs", f"{num_output} ids leave nothing of max_tokens {submit.max_tokens}"
+            "outputs", f"{num_output} ids are more than max_tokens {submit.max_tokens}"
+        )
+    if submit.sampling.min_tokens > submit.max_tokens:
+        raise InvalidSubmitError(
+            "sampling.min_tokens",
+            f"{submit.sampling.min_tokens} is above max_tokens {submit.max_tokens}",
         )
     if num_prompt + submit.max_tokens > max_model_len:
         raise InvalidSubmitError(
@@ -112,46 +76,6 @@ def _check_lengths(
             f"{num_prompt} prompt tokens and max_tokens {submit.max_tokens} exceed the "
             f"context of {max_model_len} tokens",
         )
-
-
-def _sampling_from(sampling: common_pb2.SamplingParams, limits: ModelLimits) -> SamplingParams:
-    _check_supported(sampling)
-    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        count = len(sampling.stop_token_ids)
-        raise InvalidSubmitError(
-            "sampling.stop_token_ids", f"{count} ids given, at most {MAX_STOP_TOKEN_IDS} allowed"
-        )
-    _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
-    return SamplingParams(
-        temperature=_within("temperature", _or_one(sampling, "temperature"), 0.0, 2.0),
-        top_p=_within("top_p", _or_one(sampling, "top_p"), 0.0, 1.0, open_below=True),
-        top_k=sampling.top_k,
-        seed=sampling.seed % (1 << 64),
-        min_tokens=sampling.min_tokens,
-        eos_token_ids=frozenset() if sampling.ignore_eos else limits.eos_token_ids,
-        stop_token_ids=frozenset(sampling.stop_token_ids),
-    )
-
-
-def _check_supported(sampling: common_pb2.SamplingParams) -> None:
-    """Refuse controls that would matter and are not honoured; neutral values pass."""
-    for descriptor, value in sampling.ListFields():
-        if descriptor.name in _UNSUPPORTED and value != _NEUTRAL.get(descriptor.name):
-            raise InvalidSubmitError(f"sampling.{descriptor.name}", "not supported by this worker")
-
-
-def _or_one(sampling: common_pb2.SamplingParams, name: Literal["temperature", "top_p"]) -> float:
-    """The field's value, or 1 (the default of both) if it is absent."""
-    return float(getattr(sampling, name)) if sampling.HasField(name) else 1.0
-
-
-def _within(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> float:
-    if isfinite(value) and low <= value <= high and not (open_below and value == low):
-        return value
-    opening = "(" if open_below else "["
-    raise InvalidSubmitError(
-        f"sampling.{name}", f"{value:g} is outside {opening}{low:g}, {high:g}]"
-    )
 
 
 def step_record(
@@ -183,6 +107,17 @@ def step_record(
             for token_id, probability in update.token.runners_up
         )
     return record
+
+
+def chosen_token(token: SampledToken) -> worker_pb2.ChosenToken:
+    """A chosen id's log-probability, with its alternatives."""
+    return worker_pb2.ChosenToken(
+        logprob=token.logprob,
+        alternatives=[
+            common_pb2.TokenLogprob(id=token_id, logprob=logprob)
+            for token_id, logprob in token.alternatives
+        ],
+    )
 
 
 def _piece(pieces: Ids[bytes], token_id: int) -> bytes:

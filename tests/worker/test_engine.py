@@ -113,10 +113,29 @@ def test_a_batch_that_raises_takes_only_its_own_sequences(engine, clock):
     late = make_sequence(2)
     output = engine.step(lambda: engine.submit(late, clock.now))
     assert str(output.failure) == "broken"
-    assert [(e.sequence.sequence_id, e.failed) for e in output.ended] == [(1, True)]
+    assert [(e.sequence.sequence_id, e.failure) for e in output.ended] == [(1, "the batch failed")]
     assert engine.scheduler.pool.num_used == 0
     drain(engine)
     assert late.output_token_ids == expected_output(late.prompt_token_ids, 4)
+
+
+def test_a_sequence_that_could_not_be_drawn_fails_alone(engine, clock):
+    """Its neighbours go on, and its blocks are found by nobody."""
+    sequences = [make_sequence(i, prompt=9) for i in (1, 2)]
+    for sequence in sequences:
+        engine.submit(sequence, clock.now)
+    drawn = engine._runner.execute
+    engine._runner.execute = lambda output: {
+        key: token for key, token in drawn(output).items() if key != 1
+    }
+    output = engine.step()
+    assert output.failure is None
+    assert [(e.sequence.sequence_id, e.failure) for e in output.ended] == [
+        (1, "the logits were no numbers")
+    ]
+    drain(engine)
+    assert sequences[1].output_token_ids == expected_output(sequences[1].prompt_token_ids, 4)
+    assert engine.scheduler.pool.num_cached == 3
 
 
 def test_an_abort_during_a_step_leaves_nothing_at_its_end(engine, clock):
@@ -148,3 +167,25 @@ def test_the_rate_forgets_what_is_older_than_its_window():
     assert rate.per_second(10.5) == 6
     assert rate.per_second(11.2) == 2
     assert rate.per_second(20.0) == 0
+
+
+def test_nobody_finds_the_blocks_of_a_batch_that_went_wrong(engine, clock):
+    prompt = list(range(20))
+    engine.submit(make_sequence(1, prompt, max_tokens=9), clock.now)
+    engine.step()
+    engine._runner.failures.append(RuntimeError("broken"))
+    engine.step()
+    assert engine.scheduler.pool.num_cached == 0
+    again = make_sequence(2, prompt)
+    engine.submit(again, clock.now)
+    drain(engine)
+    assert again.num_cached_tokens == 0
+
+
+def test_what_waits_leaves_room_for_those_before_it(engine, clock):
+    """32 blocks: five prompts of 6 blocks enter with their spare ones only four at a time."""
+    for sequence_id in range(1, 7):
+        engine.submit(make_sequence(sequence_id, prompt=24, max_tokens=5), clock.now)
+    output = engine.step()
+    assert output.load.running + output.load.waiting + len(output.refused) == 6
+    assert output.load.waiting <= 1

@@ -7,16 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker import sampler
-from worker.sampler import LogitsError, sample
-from worker.sequence import Draw, SamplingParams
+from worker import filters
+from worker.sampler import sample
+from worker.sequence import Draw, LogitBias, SamplingParams
+from worker.token_counts import TokenCounts
 
 NEG = -math.inf
 LOGITS = [0.3, 2.0, -1.0, 1.1, 0.0, 2.4, -3.0, 1.9, 0.7, -0.2]
 
 
-def draw(index=0, choice=0, runners_up=0, **params):
-    return Draw(SamplingParams(**params), index, choice, runners_up)
+def draw(index=0, choice=0, runners_up=0, history=None, **params):
+    """`history` is (prompt ids, output ids), for penalties."""
+    counts = None if history is None else TokenCounts(*history)
+    return Draw(SamplingParams(**params), index, choice, runners_up, counts)
 
 
 def choose(logits, *draws):
@@ -25,28 +28,73 @@ def choose(logits, *draws):
     return [token.token_id for token in sample(matrix, draws)]
 
 
-def distribution(temperature, top_k, top_p):
+def adjusted(logits, history=((), ()), **params):
+    """Logits after bias and penalties by definition, in float64."""
+    prompt, output = history
+    bias = params.get("logit_bias", {})
+    repetition = params.get("repetition_penalty", 1.0)
+    values = []
+    for i, logit in enumerate(logits):
+        value = logit + bias.get(i, 0.0)
+        if i in {*prompt, *output}:
+            value = value / repetition if value > 0 else value * repetition
+        value -= params.get("frequency_penalty", 0.0) * output.count(i)
+        value -= params.get("presence_penalty", 0.0) * (i in output)
+        values.append(value)
+    return values
+
+
+def distribution(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logits=LOGITS, **_):
     """The probabilities by definition, in float64, for logits without ties."""
-    weights = {i: math.exp((logit - max(LOGITS)) / temperature) for i, logit in enumerate(LOGITS)}
-    likeliest = sorted(weights, key=weights.get, reverse=True)[: top_k or len(LOGITS)]
+    weights = {i: math.exp((logit - max(logits)) / temperature) for i, logit in enumerate(logits)}
+    likeliest = sorted(weights, key=weights.get, reverse=True)[: top_k or len(logits)]
     mass, total, kept = 0.0, sum(weights[i] for i in likeliest), []
     for i in likeliest:
         kept.append(i)
         mass += weights[i]
         if mass >= top_p * total:
             break
-    return {i: weights[i] / mass for i in kept}
+    kept = [i for i in kept if weights[i] >= min_p]
+    return {i: weights[i] / sum(weights[j] for j in kept) for i in kept}
+
+
+HISTORY = ([5, 5, 2], [1, 1, 7, 3])
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 0, 1.0), (1.0, 4, 1.0), (1.0, 0, 0.7), (0.9, 5, 0.8)],
-)
-def test_frequencies_follow_the_distribution(temperature, top_k, top_p):
+    "params",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0},
+        {"top_k": 4},
+        {"top_p": 0.7},
+        {"min_p": 0.15},
+        {"presence_penalty": 1.3},
+        {"presence_penalty": -0.7},
+        {"frequency_penalty": 0.9},
+        {"repetition_penalty": 1.7},
+        {"repetition_penalty": 0.6},
+        {"logit_bias": {0: 2.0, 5: -3.0, 6: 4.5}},
+        {"temperature": 0.9, "top_k": 5, "top_p": 0.8},
+        {"temperature": 1.4, "top_k": 7, "top_p": 0.95, "min_p": 0.1},
+        {"frequency_penalty": 0.4, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+        {
+            "temperature": 0.8, "top_k": 8, "top_p": 0.9, "min_p": 0.02, "logit_bias": {3: 1.5},
+            "frequency_penalty": 0.2, "presence_penalty": 0.1, "repetition_penalty": 1.1,
+        },
+    ],
+    ids=lambda params: "+".join(params) or "plain",
+)  # fmt: skip
+def test_frequencies_follow_the_distribution(params):
     """Chi-square over 20,000 draws; five standard deviations are allowed."""
-    expected = distribution(temperature, top_k, top_p)
+    expected = distribution(**params, logits=adjusted(LOGITS, HISTORY, **params))
+    given = params | {"logit_bias": LogitBias(params.get("logit_bias", {3: 0.0}))}
+    counted = [*HISTORY[0]] if "repetition_penalty" in params else []
+    shared = draw(history=(counted, HISTORY[1]))
     draws = [
-        draw(i, seed=11, temperature=temperature, top_k=top_k, top_p=top_p) for i in range(20_000)
+        Draw(SamplingParams(seed=11, **given), i, token_counts=shared.token_counts)
+        for i in range(20_000)
     ]
     counts = torch.bincount(torch.tensor(choose(LOGITS, *draws)), minlength=len(LOGITS)).tolist()
     assert {i for i, count in enumerate(counts) if count} <= set(expected)
@@ -69,13 +117,16 @@ def test_greedy_takes_the_lowest_of_equal_ids():
         {"top_k": 3, "top_p": 0.9999},
         {"top_p": 0.74},
         {"top_k": 5, "top_p": 0.8},
+        {"min_p": 0.5},
+        {"min_p": 0.5, "top_k": 4},
+        {"min_p": 0.01, "top_p": 0.74},
     ],
 )
 def test_filters_that_leave_the_same_candidates_draw_the_same(same):
     """Three candidates are left by each; the draws equal those of a masked vocabulary."""
     kept = sorted(range(len(LOGITS)), key=lambda i: -LOGITS[i])[:3]
     masked = [logit if i in kept else NEG for i, logit in enumerate(LOGITS)]
-    assert set(distribution(1.0, same.get("top_k", 0), same.get("top_p", 1.0))) == set(kept)
+    assert set(distribution(**same)) == set(kept)
     filtered = choose(LOGITS, *(draw(i, seed=3, **same) for i in range(500)))
     assert filtered == choose(masked, *(draw(i, seed=3) for i in range(500)))
 
@@ -107,7 +158,7 @@ def test_the_widths_looked_at_do_not_matter(params, monkeypatch):
     logits = (torch.randn(12_000, generator=torch.Generator().manual_seed(5)) * 0.5).tolist()
     draws = [draw(i, seed=2, **params) for i in range(60)]
     by_steps = choose(logits, *draws)
-    monkeypatch.setattr(sampler, "_WIDTHS", ())
+    monkeypatch.setattr(filters, "_WIDTHS", ())
     assert choose(logits, *draws) == by_steps
     assert len(set(by_steps)) > 30
 
@@ -122,7 +173,7 @@ def test_more_ties_than_a_width_holds_are_cut_to_the_lowest_ids():
 @pytest.mark.parametrize("vocab_size", [5, 17, 1000, 4099])
 def test_neighbours_do_not_matter(vocab_size):
     """A sampled row has the same token alone as in any company."""
-    matrix = torch.randn(9, vocab_size, generator=torch.Generator().manual_seed(1)) * 2
+    matrix = torch.randn(12, vocab_size, generator=torch.Generator().manual_seed(1)) * 2
     draws = [
         draw(4, seed=42, temperature=0.8),
         draw(0, temperature=0.0),
@@ -133,6 +184,9 @@ def test_neighbours_do_not_matter(vocab_size):
         draw(3, temperature=2.0, seed=6),
         draw(3, min_tokens=9, eos_token_ids=frozenset({1, 2}), seed=7),
         draw(5, 0, 3, seed=8),
+        draw(6, seed=9, min_p=0.2, history=([1], [2, 2, 3]), frequency_penalty=0.5),
+        draw(6, temperature=0.0, history=([1, 4], [2]), repetition_penalty=2.0),
+        draw(7, seed=10, logit_bias=LogitBias({3: 5.0, 1: -100.0}), logprobs=3),
     ]
     alone = [sample(matrix[i : i + 1].clone(), [d])[0] for i, d in enumerate(draws)]
     assert sample(matrix.clone(), draws) == alone
@@ -209,11 +263,94 @@ def test_probabilities_are_left_out_where_nobody_asked():
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_logits_that_are_no_numbers_are_refused_by_row(broken):
-    matrix = torch.tensor([LOGITS, LOGITS])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"top_p": 0.5, "logprobs": 2}])
+def test_logits_that_are_no_numbers_cost_their_own_row_alone(broken, sampling):
+    matrix = torch.tensor([LOGITS, LOGITS, LOGITS])
+    healthy = sample(matrix.clone(), [draw(i, seed=5, **sampling) for i in range(3)])
     matrix[1, 3] = broken
-    with pytest.raises(LogitsError, match=r"rows \[1\] of 2"):
-        sample(matrix, [draw(), draw()])
+    penalised = draw(1, seed=5, history=([3], [3]), repetition_penalty=0.5, **sampling)
+    first, faulty, last = sample(
+        matrix, [draw(0, seed=5, **sampling), penalised, draw(2, seed=5, **sampling)]
+    )
+    assert faulty is None
+    assert [first, last] == [healthy[0], healthy[2]]
+
+
+def test_presence_and_frequency_count_the_output_and_repetition_the_prompt_too():
+    """Greedy between two ids: 1 leads by 0.5, and gives way where it is counted."""
+    logits = [2.0, 2.5, NEG]
+    prompt_only, output_only = ([1, 1], []), ([], [1])
+    for name in ("presence_penalty", "frequency_penalty"):
+        sequence_counts = [
+            (history[1] and [], history[1]) for history in (prompt_only, output_only)
+        ]
+        chosen = [
+            choose(logits, draw(temperature=0.0, history=history, **{name: 1.0}))
+            for history in sequence_counts
+        ]
+        assert chosen == [[1], [0]]
+    for history in (prompt_only, output_only):
+        greedy = draw(temperature=0.0, history=history, repetition_penalty=1.5)
+        assert choose(logits, greedy) == [0]
+
+
+def test_a_frequency_penalty_grows_with_each_occurrence_and_a_presence_penalty_does_not():
+    logits = [0.0, 2.5]
+    often = ([], [1, 1, 1])
+    assert choose(logits, draw(temperature=0.0, history=often, frequency_penalty=1.0)) == [0]
+    assert choose(logits, draw(temperature=0.0, history=often, presence_penalty=1.0)) == [1]
+
+
+def test_a_quotient_beyond_fp32_is_the_likeliest_and_no_fault():
+    greedy = draw(temperature=0.0, history=([0], []), repetition_penalty=1e-38)
+    assert choose([9.0, 10.0], greedy) == [0]
+
+
+def test_a_bias_of_100_forces_an_id_and_one_of_minus_100_bars_it():
+    forced = LogitBias({6: 100.0})
+    assert set(choose(LOGITS, *(draw(i, seed=i, logit_bias=forced) for i in range(100)))) == {6}
+    barred = LogitBias({i: -100.0 for i in range(10) if i != 2})
+    assert set(choose(LOGITS, *(draw(i, seed=i, logit_bias=barred) for i in range(100)))) == {2}
+
+
+def test_min_p_of_1_keeps_the_likeliest_alone_and_all_that_equal_it():
+    assert set(choose(LOGITS, *(draw(i, seed=1, min_p=1.0) for i in range(50)))) == {5}
+    tied = [1.0, 3.0, 3.0, 0.0]
+    assert set(choose(tied, *(draw(i, seed=1, min_p=1.0) for i in range(50)))) == {1, 2}
+
+
+def test_log_probabilities_come_after_penalties_and_before_temperature_and_filters():
+    params = {"logit_bias": {4: 1.0}, "presence_penalty": 0.5}
+    values = adjusted(LOGITS, ([], [1]), **params)
+    total = math.log(sum(map(math.exp, values)))
+    asked = draw(
+        history=([], [1]), temperature=0.3, top_k=1, presence_penalty=0.5,
+        logit_bias=LogitBias({4: 1.0}), logprobs=3,
+    )  # fmt: skip
+    token = sample(torch.tensor([LOGITS]), [asked])[0]
+    order = sorted(range(10), key=lambda i: -values[i])
+    assert token.token_id == order[0]
+    assert token.logprob == pytest.approx(values[order[0]] - total, abs=1e-5)
+    assert [i for i, _ in token.alternatives] == order[1:4]
+    expected = [values[i] - total for i in order[1:4]]
+    assert [share for _, share in token.alternatives] == pytest.approx(expected, abs=1e-5)
+
+
+def test_logprobs_0_tells_the_chosen_id_alone_and_absent_tells_nothing():
+    told = sample(torch.tensor([LOGITS]), [draw(temperature=0.0, logprobs=0)])[0]
+    assert (told.alternatives, told.logprob < 0) == ((), True)
+    silent = sample(torch.tensor([LOGITS]), [draw(temperature=0.0)])[0]
+    assert (silent.alternatives, silent.logprob) == ((), 0.0)
+
+
+def test_no_more_alternatives_than_possible_ids_and_no_impossible_one():
+    token = sample(torch.tensor([[0.0, NEG, 1.0]]), [draw(temperature=0.0, logprobs=20)])[0]
+    assert [i for i, _ in token.alternatives] == [0]
+
+
+def test_alternatives_are_alike_for_ties_beyond_those_asked_for():
+    flat = sample(torch.zeros(2, 500), [draw(temperature=0.0, logprobs=3), draw(seed=4)])[0]
+    assert [i for i, _ in flat.alternatives] == [1, 2, 3]
 
 
 def test_no_global_random_state_is_touched():

@@ -5,7 +5,7 @@ import pytest
 from noria.v1 import common_pb2, worker_pb2
 from tests.support.engines import BlockMemory, make_scheduler
 from worker.engine import Engine
-from worker.session import SessionHub
+from worker.session import SessionHub, SessionProtocolError
 from worker.translate import ModelLimits
 
 
@@ -118,12 +118,24 @@ async def test_a_duplicate_id_is_refused_and_touches_nothing(engine, hub):
         assert session.num_live == 1
 
 
-async def test_a_submit_number_that_does_not_rise_is_refused(hub):
+async def test_a_submit_number_that_does_not_rise_ends_the_session(hub):
     with hub.session() as session:
         session.submit(submit(2))
-        session.submit(submit(2, id="other/1"))
+        with pytest.raises(SessionProtocolError, match="submit_number 2 does not follow 2"):
+            session.submit(submit(2, id="other/1"))
+
+
+async def test_a_continuation_with_nothing_left_to_do_ends_at_once(engine, hub):
+    with hub.session() as session:
+        ended = common_pb2.SamplingParams(temperature=0.0)
+        session.submit(submit(1, outputs=[worker_pb2.OutputTokens(ids=[7, 0])], sampling=ended))
+        session.submit(submit(2, outputs=[worker_pb2.OutputTokens(ids=[7, 8, 9])]))
+        engine.step(hub)
         (message,) = await taken(session)
-        assert message.step.terminals[0].refused.field == "submit_number"
+        reasons = {t.submit_number: t.finished.finish_reasons for t in message.step.terminals}
+        eos, length = worker_pb2.FINISH_REASON_EOS, worker_pb2.FINISH_REASON_LENGTH
+        assert reasons == {1: [eos], 2: [length]}
+        assert not message.step.deltas
 
 
 async def test_a_bad_submit_gets_its_one_terminal_entry(engine, hub):

@@ -5,9 +5,10 @@ import math
 import pytest
 
 from noria.v1 import common_pb2, worker_pb2
+from worker.sampling_checks import InvalidSubmitError, ModelLimits
 from worker.scheduler import SequenceUpdate
 from worker.sequence import SampledToken, ScheduledSequence
-from worker.translate import InvalidSubmitError, ModelLimits, StepFacts, sequence_from, step_record
+from worker.translate import StepFacts, sequence_from, step_record
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=50, eos_token_ids=frozenset({2}))
 
@@ -63,10 +64,12 @@ def test_everything_given_arrives():
     ("message", "field", "says"),
     [
         (submit(prompt_token_ids=[]), "prompt_token_ids", "0 ids given"),
-        (submit(prompt_token_ids=[1, 100]), "prompt_token_ids", "id 100 is outside .* of 100"),
-        (submit(prompt_token_ids=[2**32 - 1]), "prompt_token_ids", "4294967295"),
-        (submit(outputs=[worker_pb2.OutputTokens(ids=[100])]), "outputs", "id 100"),
-        (submit(outputs=[worker_pb2.OutputTokens(ids=[1] * 5)]), "outputs", "5 ids leave nothing"),
+        (submit(prompt_token_ids=[1, 100]), "prompt_token_ids", "an id is outside .* of 100 ids"),
+        (submit(prompt_token_ids=[2**32 - 1]), "prompt_token_ids", "outside"),
+        (submit(outputs=[worker_pb2.OutputTokens(ids=[100])]), "outputs", "an id is outside"),
+        (submit(outputs=[worker_pb2.OutputTokens(ids=[1] * 6)]), "outputs",
+         "6 ids are more than max_tokens 5"),
+        (sampling(min_tokens=6), "sampling.min_tokens", "6 is above max_tokens 5"),
         (submit(outputs=[worker_pb2.OutputTokens()] * 2), "outputs", "2 given for 1 choice"),
         (submit(max_tokens=0), "max_tokens", "0 is below 1"),
         (submit(max_tokens=48), "max_tokens", "3 prompt tokens and max_tokens 48 exceed .* 50"),
@@ -78,11 +81,24 @@ def test_everything_given_arrives():
         (sampling(temperature=math.inf), "sampling.temperature", "inf"),
         (sampling(top_p=0.0), "sampling.top_p", r"0 is outside \(0, 1\]"),
         (sampling(top_p=1.01), "sampling.top_p", "1.01"),
-        (sampling(stop_token_ids=[100]), "sampling.stop_token_ids", "id 100"),
+        (sampling(stop_token_ids=[100]), "sampling.stop_token_ids", "an id is outside"),
         (sampling(stop_token_ids=range(65)), "sampling.stop_token_ids", "65 ids given, at most 64"),
-        (sampling(logit_bias={3: 1.0}), "sampling.logit_bias", "not supported"),
-        (sampling(presence_penalty=0.5), "sampling.presence_penalty", "not supported"),
-        (sampling(logprobs=0), "sampling.logprobs", "not supported"),
+        (sampling(min_p=-0.1), "sampling.min_p", r"-0.1 is outside \[0, 1\]"),
+        (sampling(min_p=1.1), "sampling.min_p", "1.1"),
+        (sampling(presence_penalty=2.1), "sampling.presence_penalty", r"2.1 is outside \[-2, 2\]"),
+        (sampling(frequency_penalty=-2.1), "sampling.frequency_penalty", "-2.1"),
+        (sampling(frequency_penalty=math.nan), "sampling.frequency_penalty", "nan"),
+        (sampling(repetition_penalty=0.0), "sampling.repetition_penalty", r"outside \(0, 2\]"),
+        (sampling(repetition_penalty=2.5), "sampling.repetition_penalty", "2.5"),
+        (sampling(logit_bias={100: 1.0}), "sampling.logit_bias", "an id is outside .* of 100 ids"),
+        (sampling(logit_bias={2**32 - 1: 1.0}), "sampling.logit_bias", "an id is outside"),
+        (sampling(logit_bias={3: 101}), "sampling.logit_bias", r"101 is outside \[-100, 100\]"),
+        (sampling(logit_bias={3: -101}), "sampling.logit_bias", "-101"),
+        (sampling(logit_bias={3: math.inf}), "sampling.logit_bias", "inf"),
+        (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias",
+         "1025 entries given, at most 1024"),
+        (sampling(logprobs=21), "sampling.logprobs", "21 alternatives given, at most 20"),
+        (sampling(prompt_logprobs=0), "sampling.prompt_logprobs", "not supported"),
     ],
 )  # fmt: skip
 def test_a_bad_submit_is_refused_by_field(message, field, says):
@@ -91,9 +107,34 @@ def test_a_bad_submit_is_refused_by_field(message, field, says):
     assert caught.value.field == field
 
 
+def test_all_sampling_controls_arrive():
+    chosen = translate(
+        sampling(
+            min_p=0.25, presence_penalty=0.5, frequency_penalty=-2, repetition_penalty=1.5,
+            logit_bias={3: 1.5, 99: -100}, logprobs=0,
+        )
+    ).sampling  # fmt: skip
+    assert (chosen.min_p, chosen.presence_penalty, chosen.frequency_penalty) == (0.25, 0.5, -2)
+    assert (chosen.repetition_penalty, chosen.logprobs) == (1.5, 0)
+    bias = dict(zip(chosen.logit_bias.ids, chosen.logit_bias.values, strict=True))
+    assert bias == {3: 1.5, 99: -100}
+
+
+def test_penalties_count_what_came_before_on_another_worker():
+    message = submit(
+        outputs=[worker_pb2.OutputTokens(ids=[9, 3, 9])],
+        sampling=common_pb2.SamplingParams(repetition_penalty=1.2),
+    )
+    counts = translate(message).token_counts
+    told = dict(zip(counts.ids.tolist(), counts.output_counts.tolist(), strict=True))
+    assert told == {1: 0, 2: 0, 3: 1, 9: 2}
+
+
 def test_values_that_ask_for_nothing_pass():
     neutral = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    assert translate(sampling(**neutral, repetition_penalty=1.0)).sampling.temperature == 1.0
+    sequence = translate(sampling(**neutral, repetition_penalty=1.0))
+    assert sequence.sampling.temperature == 1.0
+    assert (sequence.token_counts, sequence.sampling.logit_bias) == (None, None)
 
 
 def test_a_step_record_says_each_ids_bytes_and_nothing_for_ids_beyond_the_vocabulary():
