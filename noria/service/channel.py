@@ -5,7 +5,15 @@ from noria.service.limits import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
 Options = tuple[tuple[str, int | str], ...]
 
 KEEPALIVE_S = 10
-KEEPALIVE_TIMEOUT_S = 5
+# Long enough for a ping's answer to come behind a large message on a slow line.
+KEEPALIVE_TIMEOUT_S = 10
+
+# Both names of one limit: by the first alone the core waits a minute for a ping's answer.
+_KEEPALIVE: Options = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+)
 
 _SIZES: Options = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -16,16 +24,14 @@ _SIZES: Options = (
 # Dead peers are noticed within KEEPALIVE_S + KEEPALIVE_TIMEOUT_S, also on idle sessions.
 CLIENT_OPTIONS: Options = (
     *_SIZES,
-    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    *_KEEPALIVE,
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 # A server must allow the pings its clients send, or it answers GOAWAY (ENHANCE_YOUR_CALM).
 SERVER_OPTIONS: Options = (
     *_SIZES,
-    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    *_KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 500),
     ("grpc.so_reuseport", 0),
