@@ -110,5 +110,5 @@ def elsewhere(what: str, stretch: str, stretch_us: int, lost_us: float) -> Verdi
 
 
 def nothing(stretch: str, share: float) -> Verdict:
-    sentence = f"Nothing unusual: a prompt start, a steady pace; {percent(share)} was {stretch}."
+    sentence = f"Nothing unusual: a prompt start and a good pace; {percent(share)} was {stretch}."
     return Verdict(Cause.NOTHING, sentence)
