@@ -1,7 +1,9 @@
 """`python -m tokenizer_svc`: one tokenizer process."""
 
 import asyncio
+import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -13,7 +15,8 @@ import structlog
 from noria.service.log import LEVELS, configure_logging
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
-from tokenizer_svc.app import running_tokenizer
+from noria.service.tasks import unless
+from tokenizer_svc.app import LOADING, running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
 
 _MODEL = "A GGUF file or a Hugging Face folder."
@@ -35,7 +38,12 @@ def main(parent_pid: int | None, log_level: str, **settings: Any) -> None:
     if parent_pid is not None:
         die_with_parent(parent_pid)
     log = configure_logging("tokenizer", log_level)
-    sys.exit(asyncio.run(serve(TokenizerConfig(**settings), log)))
+    status = asyncio.run(serve(TokenizerConfig(**settings), log))
+    if any(thread.name == LOADING for thread in threading.enumerate()):
+        # It is inside a native library, which must not lose the interpreter under its feet.
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 async def serve(config: TokenizerConfig, log: structlog.typing.FilteringBoundLogger) -> int:
@@ -57,7 +65,11 @@ async def serve(config: TokenizerConfig, log: structlog.typing.FilteringBoundLog
             config, on_progress=on_progress, on_failure=on_failure
         ) as tokenizer:
             log.info("listening", address=tokenizer.address, metrics=tokenizer.metrics_address)
-            text = await tokenizer.ready()
+            text = await unless(stop, tokenizer.ready())
+            if text is None:
+                log.info("draining")
+                log.info("stopped", cut_off=0)
+                return 0
             log.info(
                 "ready",
                 seconds=round(time.monotonic() - started, 2),

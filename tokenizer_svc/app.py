@@ -1,7 +1,9 @@
 """One running tokenizer service: server, encode threads and the model put together."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -15,6 +17,8 @@ from tokenizer_svc.servicer import TokenizerServicer
 from tokenizer_svc.text_service import TextService, load_text_service
 
 SERVICE = "noria.v1.TokenizerService"
+# Name of the thread that loads the model. It cannot be interrupted.
+LOADING = "load"
 _POLL_S = 0.05
 
 
@@ -22,7 +26,10 @@ class RunningTokenizer:
     """A tokenizer service whose address is known. It answers once `ready` returns."""
 
     def __init__(
-        self, server: RunningServer, servicer: TokenizerServicer, loading: asyncio.Task[TextService]
+        self,
+        server: RunningServer,
+        servicer: TokenizerServicer,
+        loading: asyncio.Future[TextService],
     ) -> None:
         self.address = server.address
         self.metrics_address = ""
@@ -38,14 +45,17 @@ class RunningTokenizer:
         return text
 
     async def drain(self, grace_s: float) -> int:
-        """Ask for no new outputs, let open ones finish for `grace_s`; how many are left then."""
+        """Ask for no new outputs, let outputs and calls that are open finish for `grace_s`.
+
+        Gives how many are left then.
+        """
         await self._server.set_ready(False)
         self._servicer.announce_draining()
         for _ in range(round(grace_s / _POLL_S)):
-            if self._servicer.num_slots == 0:
+            if self._servicer.num_open == 0:
                 break
             await asyncio.sleep(_POLL_S)
-        return self._servicer.num_slots
+        return self._servicer.num_open
 
 
 @contextlib.asynccontextmanager
@@ -55,7 +65,10 @@ async def running_tokenizer(
     on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     on_failure: Callable[[Exception], None] = lambda failure: None,
 ) -> AsyncIterator[RunningTokenizer]:
-    """Listen at once, load on a thread. `on_progress(stage, done, total)` is called there."""
+    """Listen at once, load on a thread. `on_progress(stage, done, total)` is called there.
+
+    Leaving the block does not wait for that thread, whose name is LOADING.
+    """
 
     def load() -> TextService:
         on_progress("tokenizer", 0, 1)
@@ -71,7 +84,7 @@ async def running_tokenizer(
             tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
 
         async with running_server(add_services, (SERVICE,), config.listen) as server:
-            loading = asyncio.create_task(asyncio.to_thread(load))
+            loading = _on_thread(load)
             tokenizer = RunningTokenizer(server, servicer, loading)
             try:
                 async with serving_metrics(config.metrics_listen, registry) as address:
@@ -79,4 +92,18 @@ async def running_tokenizer(
                     yield tokenizer
             finally:
                 loading.cancel()
-                await asyncio.wait({loading})
+
+
+def _on_thread(load: Callable[[], TextService]) -> asyncio.Future[TextService]:
+    """What `load` gives; a thread that nothing waits for at the loop's end runs it."""
+    loaded: concurrent.futures.Future[TextService] = concurrent.futures.Future()
+    loaded.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            loaded.set_result(load())
+        except BaseException as error:
+            loaded.set_exception(error)
+
+    threading.Thread(target=run, name=LOADING, daemon=True).start()
+    return asyncio.wrap_future(loaded)

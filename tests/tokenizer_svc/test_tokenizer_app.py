@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import grpc
 import pytest
@@ -13,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.tokenizer_client import decode_client, encode_chat, tokenizer_stub
 from tokenizer_svc.app import running_tokenizer
+from tokenizer_svc.chat_encoder import ChatEncoder
 from tokenizer_svc.config import TokenizerConfig
 
 
@@ -75,6 +78,40 @@ async def test_draining_waits_for_open_outputs(golden_model):
             assert await draining == 0
 
 
+async def test_draining_waits_for_calls_under_way(golden_model, monkeypatch):
+    """An encode that has begun is answered."""
+    begun, goes_on = threading.Event(), threading.Event()
+    encode = ChatEncoder.encode
+
+    def slow(self, messages):
+        begun.set()
+        goes_on.wait(60)
+        return encode(self, messages)
+
+    monkeypatch.setattr(ChatEncoder, "encode", slow)
+    async with running_tokenizer(config(golden_model)) as tokenizer:
+        await tokenizer.ready()
+        async with tokenizer_stub(tokenizer.address) as stub:
+            call = asyncio.create_task(encode_chat(stub, "네"))
+            await asyncio.to_thread(begun.wait, 60)
+            assert await tokenizer.drain(grace_s=0) == 1
+            draining = asyncio.create_task(tokenizer.drain(grace_s=30))
+            goes_on.set()
+            assert await call == [7, 4512, 8, 9]
+            assert await draining == 0
+
+
+async def test_a_session_that_comes_while_draining_is_told_at_once(golden_model):
+    """Its router opens new outputs elsewhere; what it has opened here is decoded."""
+    async with running_tokenizer(config(golden_model)) as tokenizer:
+        await tokenizer.ready()
+        await tokenizer.drain(grace_s=0)
+        async with tokenizer_stub(tokenizer.address) as stub, decode_client(stub) as session:
+            await session.until(lambda: session.draining)
+            await session.open(1, output_token_ids=[4512])
+            await session.until(lambda: session.text(1) == "네")
+
+
 async def test_slots_go_with_their_session(golden_model):
     """However a session ends, nothing of it is left."""
     async with running_tokenizer(config(golden_model)) as tokenizer:
@@ -116,6 +153,32 @@ def test_the_process_reports_its_life_and_stops_on_sigterm(golden_model):
     assert listening["address"].startswith("127.0.0.1:")
     progress = [(e["stage"], e["done"], e["total"]) for e in events if e["event"] == "progress"]
     assert progress == [("tokenizer", 0, 1), ("tokenizer", 1, 1)]
+
+
+@pytest.mark.parametrize("more", [(), ("--metrics-listen", "127.0.0.1:0")])
+def test_the_process_stops_at_once_while_it_loads(golden_model, more):
+    """Status 0, though loading cannot be interrupted."""
+    code = (
+        "import threading, tokenizer_svc.app as app, tokenizer_svc.__main__ as command;"
+        "app.load_text_service = lambda path, name: threading.Event().wait(60);"
+        "command.main()"
+    )
+    command = [sys.executable, "-c", code, "--model", str(golden_model)]
+    command += ["--listen", "127.0.0.1:0", *more]
+    events = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            events.append(json.loads(line)["event"])
+            if events[-1] == "listening":
+                process.send_signal(signal.SIGTERM)
+                told = time.monotonic()
+    assert time.monotonic() - told < 30
+    assert process.returncode == 0
+    assert [event for event in events if event != "progress"] == [
+        "listening",
+        "draining",
+        "stopped",
+    ]
 
 
 def test_the_process_ends_with_the_reason_when_it_cannot_serve(tmp_path):

@@ -13,9 +13,9 @@ from noria.service.errors import DETAILS_KEY
 from noria.v1 import chat_pb2, tokenizer_pb2
 from tests.support.tokenizer_client import chat_spec, decode_client, encode_chat, tokenizer_stub
 from tests.support.vocabularies import vocabulary_of
-from tokenizer_svc import servicer
 from tokenizer_svc.app import running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
+from tokenizer_svc.decode_session import IDS_PER_TURN, serve_session
 from tokenizer_svc.decode_slot import SlotOptions
 from tokenizer_svc.decode_slots import DecodeSlots
 
@@ -189,7 +189,7 @@ async def test_pieces_come_with_the_text(stub):
 
 async def test_reopened_slots_replay_their_ids(stub):
     """A long output too, in one go, and the byte offsets go on from there."""
-    ids = [YES, COMMA] * (servicer.IDS_PER_TURN + 10)
+    ids = [YES, COMMA] * (IDS_PER_TURN + 10)
     async with decode_client(stub) as session:
         await session.open(1, output_token_ids=ids, stop_sequences=[",." * 10])
         await session.feed(1, FRUIT)
@@ -242,9 +242,8 @@ async def test_a_reader_that_stalls_loses_its_session():
 
     slots.open(1, SlotOptions())
     with pytest.raises(RequestError, match=r"waited for 1[12] s"):
-        await servicer._all_of(
-            servicer._read(requests(), slots, None, lambda ids: None),
-            servicer._write(slots.outbox, write, lambda: now[0]),
+        await serve_session(
+            requests(), write, slots, None, on_ids=lambda ids: None, clock=lambda: now[0]
         )
 
 
