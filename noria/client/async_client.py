@@ -7,12 +7,11 @@ from typing import Any, Self, Unpack
 import grpc
 
 from noria.client.connection import channel_options, checked_address, find_api_key, key_metadata
-from noria.client.decode import error_of_rpc
 from noria.client.request import ChatOptions, Messages, chat_spec, checked_timeout
 from noria.client.result import ChatResult, result_of
-from noria.client.retry import Calls, repeated_async
+from noria.client.retry import Calls, errors_of_call, repeated_async
 from noria.client.stream import AsyncChatStream
-from noria.v1 import chat_pb2, chat_pb2_grpc
+from noria.v1 import chat_pb2, chat_pb2_grpc, common_pb2
 
 
 class AsyncClient:
@@ -20,10 +19,11 @@ class AsyncClient:
 
     `address` is host:port, or a name for several routers, which take the calls in
     turn: dns:///name:port or ipv4:host:port,host:port.
-    `api_key`: left out, it is NORIA_API_KEY or what `noria up` wrote. `timeout`
-    is every call's deadline in seconds unless the call names its own. With `retry`
-    a chat that the server refuses before its first event, saying after which delay
-    it may pass, is asked again after that delay if this is before the deadline.
+    `api_key`: left out, it is NORIA_API_KEY or, at this computer's own addresses,
+    what `noria up` wrote. `timeout` is every call's deadline in seconds unless the
+    call names its own. With `retry` a chat that the server refuses before its first
+    event, saying after which delay it may pass, is asked again after that delay if
+    this is before the deadline.
     Calls raise NoriaError; ValueError or TypeError for what cannot be sent at all.
     """
 
@@ -37,7 +37,7 @@ class AsyncClient:
     ) -> None:
         self._address = checked_address(address)
         self._timeout = checked_timeout(timeout)
-        self._metadata = key_metadata(find_api_key(api_key))
+        self._metadata = key_metadata(find_api_key(api_key, address))
         self._calls = Calls(asyncio.Event, retry=retry)
         self._channel: grpc.aio.Channel | None = None
 
@@ -84,12 +84,22 @@ class AsyncClient:
     async def cancel(self, request_id: str) -> None:
         """Cancel a request of one's own; one that has ended already is no error."""
         request = chat_pb2.CancelRequestRequest(request_id=request_id)
-        try:
+        with errors_of_call(lambda: request_id):
             await self._stub().CancelRequest(
                 request, timeout=self._timeout, metadata=self._metadata
             )
-        except grpc.RpcError as error:
-            raise error_of_rpc(error, request_id) from None
+
+    async def timeline(
+        self, request_id: str, *, timeout: float | None = None
+    ) -> common_pb2.Timeline:
+        """Where the time of a request of one's own went, until now or its end."""
+        request = chat_pb2.GetRequestRequest(request_id=request_id)
+        with errors_of_call(lambda: request_id):
+            record = await self._stub().GetRequest(
+                request, timeout=timeout or self._timeout, metadata=self._metadata
+            )
+        told: common_pb2.Timeline = record.timeline
+        return told
 
     def _stub(self) -> Any:
         # The channel belongs to the loop that first uses it, not to where the client was made.

@@ -1,5 +1,6 @@
 """Where a client connects to, and as whom."""
 
+import ipaddress
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,6 @@ import click
 from noria.service.channel import CLIENT_OPTIONS, Options
 
 KEY_FILE = "api-key"
-_LOOPBACK = ("localhost:", "127.", "[::1]:")
 _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
 # Calls go in turn to every address that a name stands for: routers share the load, and when
 # one stops, the others take over.
@@ -21,11 +21,15 @@ def config_dir() -> Path:
     return Path(os.environ.get("NORIA_CONFIG_DIR") or click.get_app_dir("noria"))
 
 
-def find_api_key(given: str | None) -> str | None:
-    """The key: as given, else NORIA_API_KEY, else the file that `noria up` writes."""
-    key = given or os.environ.get("NORIA_API_KEY")
-    if key:
-        return key.strip()
+def find_api_key(given: str | None, address: str) -> str | None:
+    """The key: as given, else NORIA_API_KEY, else the file that `noria up` writes.
+
+    Connections are not encrypted: the file's key, which nobody chose to send anywhere, goes to
+    this computer alone. A blank key counts as none.
+    """
+    key = (given or "").strip() or os.environ.get("NORIA_API_KEY", "").strip()
+    if key or not _is_this_computer(address):
+        return key or None
     try:
         return (config_dir() / KEY_FILE).read_text("ascii").strip() or None
     except (FileNotFoundError, PermissionError):
@@ -58,6 +62,18 @@ def channel_options(address: str) -> Options:
 
 
 def _is_this_computer(address: str) -> bool:
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
     scheme = next((scheme for scheme in _SCHEMES if address.startswith(scheme)), "")
-    hosts = address.removeprefix(scheme).split(",")
-    return all(host.startswith(_LOOPBACK) for host in hosts)
+    return all(_is_loopback(target) for target in address.removeprefix(scheme).split(","))
+
+
+def _is_loopback(target: str) -> bool:
+    """Whether HOST:PORT or HOST is a loopback address, or the name that stands for one."""
+    host = (target.rpartition(":")[0] or target).strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -120,10 +120,31 @@ async def repeated_async(attempts: Attempts[asyncio.Event], call: Callable[[floa
     """`repeated` on an event loop."""
     while True:
         try:
-            return await call(attempts.left())
-        except grpc.RpcError as error:
-            failure = error_of_rpc(error)
+            with errors_of_call():
+                return await call(attempts.left())
+        except NoriaError as error:
+            failure = error
         await pause_async(attempts, failure)
+
+
+@contextmanager
+def errors_of_call(request_id: Callable[[], str] = str) -> Iterator[None]:
+    """On an event loop: what grpc.aio raises in the block, as NoriaError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_of_rpc(error, request_id()) from None
+    except asyncio.CancelledError:
+        # grpc.aio raises this too when the call is cancelled or its channel closed; whoever
+        # reads takes it for the end of a task, and only the task's own cancelling is that.
+        if _task_is_cancelled():
+            raise
+        _raise_cancelled(request_id())
+
+
+def _task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _raise_cancelled(request_id: str) -> NoReturn:

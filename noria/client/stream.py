@@ -7,16 +7,16 @@ costs nothing.
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Generic, Self
 
 import grpc
 
 from noria.client.decode import REQUEST_ID_KEY, Metadata, error_of_rpc
-from noria.client.errors import NoriaError, RequestCancelledError
+from noria.client.errors import NoriaError
 from noria.client.result import AnswerBuilder, ChatResult
-from noria.client.retry import Attempts, Event, pause, pause_async
+from noria.client.retry import Attempts, Event, errors_of_call, pause, pause_async
 from noria.v1 import chat_pb2
 
 # Starts the RPC with a timeout in seconds: on entering the block, and again after a refusal.
@@ -72,11 +72,6 @@ class _Answer(Generic[Event]):
         if not self._builder.stopped:
             message = "the stream ended without message_stop"
             raise NoriaError(message, code=grpc.StatusCode.OK, request_id=self.request_id)
-
-
-def _task_is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class ChatStream(_Answer[threading.Event]):
@@ -159,7 +154,7 @@ class AsyncChatStream(_Answer[asyncio.Event]):
         """The remaining events of the stream."""
         while True:
             try:
-                with self._errors_of_call():
+                with errors_of_call(lambda: self.request_id):
                     async for response in self._started():
                         yield self._take(response.event)
                 break
@@ -177,24 +172,9 @@ class AsyncChatStream(_Answer[asyncio.Event]):
         if self._has_events:
             raise failure
         await pause_async(self._attempts, failure)
-        with self._errors_of_call():
-            await self._attempt()
+        await self._attempt()
 
     async def _attempt(self) -> None:
         self._start_call()
-        self._note_metadata(await self._call.initial_metadata())
-
-    @contextmanager
-    def _errors_of_call(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise error_of_rpc(error, self.request_id) from None
-        except asyncio.CancelledError:
-            # grpc.aio raises this for `cancel()` too; only the reader's own task may be cancelled.
-            if _task_is_cancelled():
-                raise
-            message = "cancelled by the client"
-            raise RequestCancelledError(
-                message, code=grpc.StatusCode.CANCELLED, request_id=self.request_id
-            ) from None
+        with errors_of_call(lambda: self.request_id):
+            self._note_metadata(await self._call.initial_metadata())

@@ -12,7 +12,7 @@ from noria.client.request import ChatOptions, Messages, chat_spec, checked_timeo
 from noria.client.result import ChatResult, result_of
 from noria.client.retry import Calls, repeated
 from noria.client.stream import ChatStream
-from noria.v1 import chat_pb2, chat_pb2_grpc
+from noria.v1 import chat_pb2, chat_pb2_grpc, common_pb2
 
 
 class Client:
@@ -20,10 +20,11 @@ class Client:
 
     `address` is host:port, or a name for several routers, which take the calls in
     turn: dns:///name:port or ipv4:host:port,host:port.
-    `api_key`: left out, it is NORIA_API_KEY or what `noria up` wrote. `timeout`
-    is every call's deadline in seconds unless the call names its own. With `retry`
-    a chat that the server refuses before its first event, saying after which delay
-    it may pass, is asked again after that delay if this is before the deadline.
+    `api_key`: left out, it is NORIA_API_KEY or, at this computer's own addresses,
+    what `noria up` wrote. `timeout` is every call's deadline in seconds unless the
+    call names its own. With `retry` a chat that the server refuses before its first
+    event, saying after which delay it may pass, is asked again after that delay if
+    this is before the deadline.
     Calls raise NoriaError; ValueError or TypeError for what cannot be sent at all.
     """
 
@@ -36,7 +37,7 @@ class Client:
         retry: bool = True,
     ) -> None:
         self._timeout = checked_timeout(timeout)
-        self._metadata = key_metadata(find_api_key(api_key))
+        self._metadata = key_metadata(find_api_key(api_key, address))
         self._calls = Calls(threading.Event, retry=retry)
         options = channel_options(checked_address(address))
         self._channel = grpc.insecure_channel(address, options=options)
@@ -85,6 +86,18 @@ class Client:
             self._stub.CancelRequest(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_of_rpc(error, request_id) from None
+
+    def timeline(self, request_id: str, *, timeout: float | None = None) -> common_pb2.Timeline:
+        """Where the time of a request of one's own went, until now or its end."""
+        request = chat_pb2.GetRequestRequest(request_id=request_id)
+        try:
+            record = self._stub.GetRequest(
+                request, timeout=timeout or self._timeout, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, request_id) from None
+        told: common_pb2.Timeline = record.timeline
+        return told
 
     def _deadline(self, options: ChatOptions) -> float:
         timeout = options.get("timeout")

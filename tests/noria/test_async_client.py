@@ -10,6 +10,7 @@ from noria import AsyncClient, Client
 from noria.client.stream import AsyncChatStream, ChatStream
 from noria.reasons import Reason, RequestError
 from tests.noria.fake_chat import REQUEST_ID, refuse
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -75,6 +76,25 @@ async def test_cancel_ends_the_stream_for_its_reader(chat_service, client):
         stream.cancel()
         with pytest.raises(noria.RequestCancelledError):
             await anext(pieces)
+
+
+@pytest.mark.parametrize("kind", ["chat", "stream"])
+async def test_closing_the_client_ends_its_calls_with_a_typed_error(chat_service, client, kind):
+    """Whoever waits for the answer was not cancelled himself."""
+
+    async def use():
+        if kind == "chat":
+            await client.chat("q")
+        else:
+            await read_all(client)
+
+    chat_service.hold()
+    using = asyncio.create_task(use())
+    await until(lambda: chat_service.metadata)
+    await client.close()
+    with pytest.raises(noria.RequestCancelledError):
+        await using
+    chat_service.ended.set()
 
 
 async def test_cancel_by_id_names_the_request(chat_service, client):

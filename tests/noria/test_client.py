@@ -11,6 +11,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 
 import noria
 from noria import Client
+from noria.client.connection import find_api_key
 from noria.client.decode import TIMELINE_KEY
 from noria.client.errors import ERROR_OF
 from noria.reasons import Reason, RequestError
@@ -214,6 +215,40 @@ def test_the_key_comes_from_the_argument_then_the_environment_then_the_file(
     monkeypatch.setenv("NORIA_API_KEY", "from-env")
     assert seen() == "Bearer from-env"
     assert seen(api_key="given") == "Bearer given"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:1", "127.0.0.1:1", "[::1]:1", "dns:///localhost:1", "ipv4:127.0.0.1:1,127.1.0.1:2"],
+)
+def test_the_files_key_is_for_this_computer(key_of_up, address):
+    assert find_api_key(None, address) == key_of_up
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["gpu-7:1", "10.0.0.1:1", "127.example.com:1", "localhost.example.com:1", "[::2]:1",
+     "dns:///127.example.com:1", "dns://10.0.0.1/localhost:1", "ipv4:127.0.0.1:1,10.0.0.1:1"],
+)  # fmt: skip
+def test_the_files_key_goes_nowhere_else(key_of_up, monkeypatch, address):
+    """It would cross a network in plain text; a key that is given goes wherever it is meant to."""
+    assert find_api_key(None, address) is None
+    assert find_api_key("given", address) == "given"
+    monkeypatch.setenv("NORIA_API_KEY", "from-env")
+    assert find_api_key(None, address) == "from-env"
+
+
+def test_a_blank_key_counts_as_none(key_of_up, monkeypatch):
+    monkeypatch.setenv("NORIA_API_KEY", " ")
+    assert find_api_key(" ", "localhost:1") == key_of_up
+    assert find_api_key(" ", "gpu-7:1") is None
+
+
+@pytest.fixture
+def key_of_up(tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "api-key").write_text("from-file\n")
+    return "from-file"
 
 
 @pytest.mark.parametrize("key", ["café", "a b", "a\nb"])

@@ -23,7 +23,7 @@ def mode(path):
 def test_the_first_run_makes_a_key_that_later_runs_and_clients_read(key_file):
     key = ensure_key()
     assert len(key) >= 40
-    assert ensure_key() == key == find_api_key(None)
+    assert ensure_key() == key == find_api_key(None, "localhost:50051")
     assert mode(key_file) == 0o600
     assert mode(key_file.parent) == 0o700
     assert [path.name for path in key_file.parent.iterdir()] == ["api-key"]
