@@ -53,7 +53,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A sequence that was never taken. `full`: no room now; otherwise it could never run."""
+    """A sequence that was never taken, nor its siblings.
+
+    `full`: no room now; otherwise it could never run.
+    """
 
     sequence_id: int
     full: bool
@@ -147,24 +150,37 @@ class Engine:
         return bool(self._accounts)
 
     def submit(self, sequence: Sequence, arrived: float) -> None:
-        """Take a sequence, or note its refusal (or end) for the next output."""
+        """Take a sequence and its siblings, or note what becomes of them for the next output.
+
+        A refusal is that of all. Choices that are over already end without a step.
+        """
         self._last_sequence_id = max(self._last_sequence_id, sequence.sequence_id)
-        sequence.finish_reason = self.scheduler.reason_to_end(sequence)
-        if sequence.finish_reason is not None:
-            self._accounts[sequence.sequence_id] = Account(arrived)
-            self._end(sequence)
-            return
-        room = self.scheduler.num_waiting < self._look_ahead
-        if not (room or self.scheduler.fits_now(sequence.num_tokens)):
-            refusal = Refusal(sequence.sequence_id, True, "no free place and no free KV blocks")
+        choices = [sequence, *sequence.siblings]
+        for choice in choices:
+            choice.finish_reason = self.scheduler.reason_to_end(choice)
+        unfinished = [choice for choice in choices if choice.finish_reason is None]
+        refusal = self._add(unfinished)
+        if refusal is not None:
             self._pending.refused.append(refusal)
             return
+        for choice in choices:
+            self._accounts[choice.sequence_id] = Account(arrived)
+            if choice.finish_reason is not None:
+                self._end(choice)
+
+    def _add(self, choices: list[Sequence]) -> Refusal | None:
+        """Let unfinished choices of one request wait, all or none."""
+        if not choices:
+            return None
+        first, *others = choices
+        room = self.scheduler.num_waiting < self._look_ahead
+        if not (room or self.scheduler.fits_now(first, others)):
+            return Refusal(first.sequence_id, True, "no free place and no free KV blocks")
         try:
-            self.scheduler.add(sequence)
+            self.scheduler.add(first, others)
         except ValueError as error:
-            self._pending.refused.append(Refusal(sequence.sequence_id, False, str(error)))
-            return
-        self._accounts[sequence.sequence_id] = Account(arrived)
+            return Refusal(first.sequence_id, False, str(error))
+        return None
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence at once. One that is not live (any more) is ignored."""

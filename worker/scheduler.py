@@ -7,8 +7,10 @@ beside decodes (Agrawal et al. 2023, "SARATHI"). No tensors here.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
+from itertools import chain
 
 from worker.block_pool import BlockPool
 from worker.prefix import extend_digests
@@ -58,6 +60,10 @@ class Scheduler:
     other end. A sequence enters when a place is free and the blocks for all its known
     tokens are, with one block to spare for each running one, so that it is not preempted
     at once. Since the most urgent sequence is never preempted, something always advances.
+
+    Further choices of a request stand aside until the first has computed the prompt. Then
+    they find its full blocks in the prefix cache: each computes again what comes after the
+    last of them, at most one block of the prompt.
     """
 
     def __init__(
@@ -82,6 +88,8 @@ class Scheduler:
         self._live: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        # By the id of the choice that computes their prompt.
+        self._aside: dict[int, list[Sequence]] = {}
         self._step = 0
         self._preemptions = 0
 
@@ -91,12 +99,14 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Sequences not in the batch, those that stand aside included."""
+        return len(self._waiting) + self._num_aside
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that waiting sequences have yet to compute."""
-        return sum(sequence.num_uncomputed_tokens for sequence in self._waiting)
+        own = sum(s.num_tokens - self._num_shared(s) for s in self._standing_aside())
+        return own + sum(sequence.num_uncomputed_tokens for sequence in self._waiting)
 
     @property
     def num_steps(self) -> int:
@@ -106,8 +116,11 @@ class Scheduler:
     def num_preemptions(self) -> int:
         return self._preemptions
 
-    def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait. Raises ValueError if it could never fit, whatever else runs."""
+    def add(self, sequence: Sequence, siblings: Ids[Sequence] = ()) -> None:
+        """Let a sequence wait, and further choices of its request until it has the prompt.
+
+        Raises ValueError if it could never fit, whatever else runs.
+        """
         longest = len(sequence.prompt_token_ids) + sequence.max_tokens
         if longest > self.max_model_len:
             raise ValueError(
@@ -120,24 +133,28 @@ class Scheduler:
                 f"{self.pool.block_size}; there are {self.pool.num_blocks}"
             )
         self._live[sequence.sequence_id] = sequence
-        insort(self._waiting, sequence, key=_urgency)
+        self._live.update((sibling.sequence_id, sibling) for sibling in siblings)
+        self._let_wait(sequence, list(siblings))
 
-    def fits_now(self, num_tokens: int) -> bool:
-        """Whether one more sequence of so many tokens would enter at the next step."""
-        # Whoever enters before it takes a spare block besides, as in `_admit`.
-        wanted = sum(self.pool.blocks_for(s.num_tokens) + 1 for s in self._waiting)
-        wanted += self.pool.blocks_for(num_tokens)
+    def fits_now(self, sequence: Sequence, siblings: Ids[Sequence] = ()) -> bool:
+        """Whether one more sequence would enter at the next step, and its siblings after it."""
+        # Whoever enters before the last takes a spare block besides, as in `_admit`.
+        aside = [*self._standing_aside(), *siblings]
+        wanted = sum(self._own_blocks(sibling) + 1 for sibling in aside)
+        wanted += sum(self.pool.blocks_for(s.num_tokens) + 1 for s in self._waiting)
+        wanted += self.pool.blocks_for(sequence.num_tokens)
         places = self.max_num_seqs - len(self._running) - len(self._waiting)
-        return places > 0 and wanted <= self._spare_blocks()
+        return places > len(aside) and wanted <= self._spare_blocks()
 
     def finish(self, sequence_id: int, reason: FinishReason) -> Sequence | None:
         """End a sequence wherever it is and take its blocks back; None if it is not live."""
         sequence = self._live.pop(sequence_id, None)
         if sequence is None:
             return None
-        queue = self._running if sequence.status is SequenceStatus.RUNNING else self._waiting
-        self._remove(queue, sequence)
+        self._take_out(sequence)
         self._release(sequence)
+        if siblings := self._aside.pop(sequence_id, None):
+            self._let_wait(siblings[0], siblings[1:])
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         return sequence
@@ -185,6 +202,8 @@ class Scheduler:
                 continue
             sequence.num_computed_tokens += scheduled.num_tokens
             self._publish(sequence, scheduled.first_position)
+            if sequence.num_computed_tokens >= len(sequence.prompt_token_ids):
+                self._call_siblings(sequence)
             kv_tokens, kv_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
             token = tokens[scheduled.sequence_id] if scheduled.draw else None
             if token is not None:
@@ -195,11 +214,49 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block and every live sequence is accounted for."""
         self.pool.check_integrity(sequence.block_ids for sequence in self._live.values())
-        queued = [*self._waiting, *self._running]
+        outside = [*self._waiting, *self._standing_aside()]
+        queued = [*outside, *self._running]
         if len(queued) != len(self._live) or any(s.sequence_id not in self._live for s in queued):
             raise RuntimeError("live sequences and queues differ")
-        if any(sequence.block_ids for sequence in self._waiting):
+        if any(sequence.block_ids for sequence in outside):
             raise RuntimeError("a waiting sequence holds blocks")
+
+    @property
+    def _num_aside(self) -> int:
+        return sum(map(len, self._aside.values()))
+
+    def _standing_aside(self) -> Iterator[Sequence]:
+        return chain.from_iterable(self._aside.values())
+
+    def _num_shared(self, sibling: Sequence) -> int:
+        """Tokens in the full blocks of the prompt that one who stands aside will find."""
+        if not self._caches_prefixes:
+            return 0
+        size = self.pool.block_size
+        return (len(sibling.prompt_token_ids) - 1) // size * size
+
+    def _own_blocks(self, sibling: Sequence) -> int:
+        return self.pool.blocks_for(sibling.num_tokens - self._num_shared(sibling))
+
+    def _let_wait(self, sequence: Sequence, siblings: list[Sequence]) -> None:
+        """The first of a request's choices waits for a place, the others for its prompt."""
+        insort(self._waiting, sequence, key=_urgency)
+        if siblings:
+            self._aside[sequence.sequence_id] = siblings
+
+    def _call_siblings(self, sequence: Sequence) -> None:
+        """Those who stood aside wait for places, now that the prompt's blocks can be found."""
+        for sibling in self._aside.pop(sequence.sequence_id, ()):
+            insort(self._waiting, sibling, key=_urgency)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        """Remove a sequence from wherever it is."""
+        for group in self._aside.values():
+            if sequence in group:
+                group.remove(sequence)
+                return
+        running = sequence.status is SequenceStatus.RUNNING
+        self._remove(self._running if running else self._waiting, sequence)
 
     def _admit(self) -> None:
         if not self._waiting:

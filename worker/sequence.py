@@ -93,6 +93,7 @@ class Sequence:
     that were found in the prefix cache when it first ran; only entries of the same
     `cache_salt` are. `block_digests` name its first full blocks. `num_given_tokens` output
     ids came with it from elsewhere. `token_counts` are kept where a penalty needs them.
+    `siblings` are the request's further choices, known to the first of them alone.
     """
 
     sequence_id: int
@@ -106,6 +107,7 @@ class Sequence:
     trace_steps: bool = False
     cache_salt: bytes = b""
     num_given_tokens: int = 0
+    siblings: Ids["Sequence"] = ()
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)

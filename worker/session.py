@@ -10,20 +10,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Protocol
 
 from noria.service.outbox import Outbox
 from noria.v1 import worker_pb2
-from worker.engine import Account, EngineLoad, EngineOutput
+from worker.engine import Account, Ended, EngineLoad, EngineOutput
 from worker.sampling_checks import InvalidSubmitError, ModelLimits
 from worker.scheduler import SequenceUpdate
 from worker.sequence import Sequence
+from worker.submission import Submission
 from worker.translate import (
+    FINISH_REASONS,
+    FINISHED_BY_ITSELF,
     StepFacts,
     chosen_token,
     durations_us,
-    finished_from,
     sequence_from,
     step_record,
 )
@@ -87,7 +88,7 @@ class Session:
     def __init__(self, hub: "SessionHub") -> None:
         self._hub = hub
         self.outbox: Outbox[StepMessage] = Outbox(merge_steps)
-        self._live: dict[int, tuple[int, str]] = {}
+        self._live: dict[int, Submission] = {}
         self._names: set[str] = set()
         self._last_submit_number = 0
         self._unseen: deque[tuple[int, int]] = deque()
@@ -110,35 +111,35 @@ class Session:
             self._refuse(number, refusal)
             return
         try:
-            sequence = self._hub.new_sequence(submit)
+            first = self._hub.new_sequence(submit)
         except InvalidSubmitError as error:
             code = worker_pb2.REFUSAL_CODE_INVALID
             self._refuse(
                 number, worker_pb2.Refused(code=code, message=str(error), field=error.field)
             )
             return
-        self._live[number] = (sequence.sequence_id, submit.id)
+        self._live[number] = submission = Submission(number, submit.id, first)
         self._names.add(submit.id)
-        self._unseen.append((sequence.sequence_id, number))
-        self._hub.start(sequence, self, number)
+        self._unseen.append((first.sequence_id, number))
+        self._hub.start(submission, self)
 
     def abort(self, submit_number: int) -> None:
         """End a submit; an unknown number is ignored."""
         if submit_number in self._live:
-            self._hub.engine.abort(self._live[submit_number][0])
+            self._hub.abort(self._live[submit_number])
 
     def abort_all(self) -> None:
         """End everything of this session and forget it: nobody is left to tell."""
-        for sequence_id, _ in self._live.values():
-            self._hub.engine.abort(sequence_id)
-            self._hub.forget(sequence_id)
+        for submission in self._live.values():
+            self._hub.abort(submission)
+            self._hub.forget(submission)
         self._live.clear()
         self._names.clear()
 
-    def end(self, submit_number: int) -> None:
+    def end(self, submission: Submission) -> None:
         """Forget a submit whose terminal entry is on its way."""
-        _, name = self._live.pop(submit_number)
-        self._names.discard(name)
+        del self._live[submission.number]
+        self._names.discard(submission.name)
 
     def report_load(self) -> None:
         """Put the current load on its way, beside whatever waits already."""
@@ -197,13 +198,13 @@ class SessionHub:
         self._pieces = pieces
         self._clock = clock
         self._sessions: set[Session] = set()
-        self._routes: dict[int, tuple[Session, int]] = {}
-        self._sequence_ids = count(1)
+        self._routes: dict[int, tuple[Session, Submission]] = {}
+        self._next_sequence_id = 1
 
     @property
     def num_live(self) -> int:
         """Submits without a terminal entry, all sessions together."""
-        return len(self._routes)
+        return sum(session.num_live for session in self._sessions)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Session]:
@@ -219,16 +220,25 @@ class SessionHub:
 
     def new_sequence(self, submit: worker_pb2.Submit) -> Sequence:
         """Raises InvalidSubmitError."""
-        return sequence_from(submit, self._limits, next(self._sequence_ids), self._clock())
+        first = sequence_from(submit, self._limits, self._next_sequence_id, self._clock())
+        self._next_sequence_id += 1 + len(first.siblings)
+        return first
 
-    def start(self, sequence: Sequence, session: Session, submit_number: int) -> None:
-        """Hand a sequence to the engine; its outcome goes to `session`."""
-        self._routes[sequence.sequence_id] = (session, submit_number)
-        self.engine.submit(sequence)
+    def start(self, submission: Submission, session: Session) -> None:
+        """Hand a submit's sequences to the engine; their outcome goes to `session`."""
+        for sequence_id in submission.sequence_ids():
+            self._routes[sequence_id] = (session, submission)
+        self.engine.submit(submission.first)
 
-    def forget(self, sequence_id: int) -> None:
-        """Whatever still comes from this sequence goes nowhere."""
-        self._routes.pop(sequence_id, None)
+    def abort(self, submission: Submission) -> None:
+        """End all choices of a submit; those that have ended are passed over."""
+        for sequence_id in submission.sequence_ids():
+            self.engine.abort(sequence_id)
+
+    def forget(self, submission: Submission) -> None:
+        """Whatever still comes from this submit goes nowhere."""
+        for sequence_id in submission.sequence_ids():
+            self._routes.pop(sequence_id, None)
 
     def deliver(self, output: EngineOutput) -> None:
         """Sort one engine output by session: one message for each that it concerns."""
@@ -238,19 +248,11 @@ class SessionHub:
             begun = output.begun.get(update.sequence.sequence_id)
             self._deliver_update(update, step, begun, messages)
         for ended in output.ended:
-            terminal = worker_pb2.Terminal()
-            if ended.failure:
-                terminal.refused.code = worker_pb2.REFUSAL_CODE_INTERNAL
-                terminal.refused.message = ended.failure
-            else:
-                terminal.finished.CopyFrom(finished_from(ended))
-            self._deliver_terminal(ended.sequence.sequence_id, terminal, messages)
+            self._deliver_end(ended, messages)
         for refusal in output.refused:
-            terminal = worker_pb2.Terminal()
-            full, invalid = worker_pb2.REFUSAL_CODE_FULL, worker_pb2.REFUSAL_CODE_INVALID
-            terminal.refused.code = full if refusal.full else invalid
-            terminal.refused.message = refusal.message
-            self._deliver_terminal(refusal.sequence_id, terminal, messages)
+            if refusal.sequence_id in self._routes:
+                _, submission = self._routes[refusal.sequence_id]
+                self._deliver_terminal(submission, submission.refused(refusal), messages)
         for session, message in messages.items():
             message.step_number, message.load = step.number, session.load()
             session.outbox.put(message)
@@ -270,13 +272,14 @@ class SessionHub:
         route = self._routes.get(update.sequence.sequence_id)
         if route is None or not (update.token or update.sequence.trace_steps):
             return
-        session, number = route
-        delta = worker_pb2.Delta(submit_number=number, choice=update.sequence.choice)
+        session, submission = route
+        choice = update.sequence.choice
+        delta = worker_pb2.Delta(submit_number=submission.number, choice=choice)
         if update.token is not None:
             delta.token_ids.append(update.token.token_id)
             if update.sequence.sampling.logprobs is not None:
                 delta.chosen.append(chosen_token(update.token))
-            if update.is_first_token:
+            if update.is_first_token and choice == 0:
                 delta.cached_tokens = update.sequence.num_cached_tokens
         if begun is not None:
             delta.waiting_us, delta.prefill_us, _ = durations_us(begun)
@@ -284,14 +287,34 @@ class SessionHub:
             delta.steps.append(step_record(update, step, self._pieces))
         messages.setdefault(session, StepMessage()).add_delta(delta)
 
-    def _deliver_terminal(
-        self, sequence_id: int, terminal: worker_pb2.Terminal, messages: dict[Session, StepMessage]
-    ) -> None:
-        route = self._routes.pop(sequence_id, None)
+    def _deliver_end(self, ended: Ended, messages: dict[Session, StepMessage]) -> None:
+        """The end of a choice: said on its last delta, or by the terminal entry of all."""
+        route = self._routes.get(ended.sequence.sequence_id)
         if route is None:
             return
-        session, terminal.submit_number = route
-        session.end(terminal.submit_number)
+        session, submission = route
+        submission.ended.append(ended)
+        if submission.is_over:
+            self._deliver_terminal(submission, submission.terminal(), messages)
+        elif ended.failure:
+            self.abort(submission)
+        elif ended.sequence.finish_reason in FINISHED_BY_ITSELF:
+            delta = worker_pb2.Delta(
+                submit_number=submission.number,
+                choice=ended.sequence.choice,
+                finish_reason=FINISH_REASONS[ended.sequence.finish_reason],
+            )
+            messages.setdefault(session, StepMessage()).add_delta(delta)
+
+    def _deliver_terminal(
+        self,
+        submission: Submission,
+        terminal: worker_pb2.Terminal,
+        messages: dict[Session, StepMessage],
+    ) -> None:
+        session, _ = self._routes[submission.first.sequence_id]
+        self.forget(submission)
+        session.end(submission)
         messages.setdefault(session, StepMessage()).terminals.append(terminal)
 
     def _step_facts(self, output: EngineOutput) -> StepFacts:

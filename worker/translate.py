@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
-from noria.service.limits import MAX_CACHE_SALT_BYTES
+from noria.service.limits import MAX_CACHE_SALT_BYTES, MAX_CHOICES
 from noria.v1 import common_pb2, worker_pb2
 from worker.engine import Account, Ended
 from worker.sampling_checks import InvalidSubmitError, ModelLimits, check_ids, sampling_from
@@ -17,53 +17,65 @@ FINISH_REASONS = {
     FinishReason.ABORTED: worker_pb2.FINISH_REASON_ABORTED,
     FinishReason.EXPIRED: worker_pb2.FINISH_REASON_EXPIRED,
 }
+# Why a choice ends while others of its submit may go on.
+FINISHED_BY_ITSELF = (FinishReason.EOS, FinishReason.STOP_ID, FinishReason.LENGTH)
 
 
 def sequence_from(
     submit: worker_pb2.Submit, limits: ModelLimits, sequence_id: int, now: float
 ) -> Sequence:
-    """The sequence a submit asks for. Raises InvalidSubmitError before anything is held."""
-    if submit.n > 1:
-        raise InvalidSubmitError("n", f"{submit.n} choices asked for, at most 1 is supported")
+    """The sequence a submit asks for, with its siblings; they have the ids after its own.
+
+    Raises InvalidSubmitError before anything is held.
+    """
     # Lengths first: no list of millions of ids is copied or looked through.
-    num_output = len(submit.outputs[0].ids) if submit.outputs else 0
-    _check_lengths(submit, len(submit.prompt_token_ids), num_output, limits.max_model_len)
+    _check_lengths(submit, len(submit.prompt_token_ids), limits.max_model_len)
     prompt = list(submit.prompt_token_ids)
-    output = list(submit.outputs[0].ids) if submit.outputs else []
     check_ids("prompt_token_ids", prompt, limits.vocab_size)
-    check_ids("outputs", output, limits.vocab_size)
     if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
         raise InvalidSubmitError(
             "cache_salt", f"{len(submit.cache_salt)} bytes, at most {MAX_CACHE_SALT_BYTES}"
         )
+    sampling = sampling_from(submit.sampling, limits)
     deadline = now + submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None
-    return Sequence(
-        sequence_id=sequence_id,
-        prompt_token_ids=prompt,
-        output_token_ids=output,
-        num_given_tokens=len(output),
-        cache_salt=submit.cache_salt,
-        sampling=sampling_from(submit.sampling, limits),
-        max_tokens=submit.max_tokens,
-        order=sequence_id,
-        priority=submit.priority,
-        deadline=deadline,
-        trace_steps=submit.trace_steps,
-    )
+
+    def choice(index: int, siblings: Ids[Sequence] = ()) -> Sequence:
+        output = list(submit.outputs[index].ids) if submit.outputs else []
+        check_ids("outputs", output, limits.vocab_size)
+        return Sequence(
+            sequence_id=sequence_id + index,
+            prompt_token_ids=prompt,
+            output_token_ids=output,
+            num_given_tokens=len(output),
+            cache_salt=submit.cache_salt,
+            sampling=sampling,
+            max_tokens=submit.max_tokens,
+            order=sequence_id + index,
+            priority=submit.priority,
+            choice=index,
+            deadline=deadline,
+            trace_steps=submit.trace_steps,
+            siblings=siblings,
+        )
+
+    return choice(0, [choice(index) for index in range(1, num_choices(submit))])
 
 
-def _check_lengths(
-    submit: worker_pb2.Submit, num_prompt: int, num_output: int, max_model_len: int
-) -> None:
+def num_choices(submit: worker_pb2.Submit) -> int:
+    """How many answers are asked for."""
+    return submit.n if submit.HasField("n") else 1
+
+
+def _check_lengths(submit: worker_pb2.Submit, num_prompt: int, max_model_len: int) -> None:
     if not num_prompt:
         raise InvalidSubmitError("prompt_token_ids", "0 ids given, at least 1 needed")
-    if len(submit.outputs) > 1:
-        raise InvalidSubmitError("outputs", f"{len(submit.outputs)} given for 1 choice")
+    _check_choices(submit)
     if submit.max_tokens < 1:
         raise InvalidSubmitError("max_tokens", f"{submit.max_tokens} is below 1")
-    if num_output > submit.max_tokens:
+    longest = max((len(output.ids) for output in submit.outputs), default=0)
+    if longest > submit.max_tokens:
         raise InvalidSubmitError(
-            "outputs", f"{num_output} ids are more than max_tokens {submit.max_tokens}"
+            "outputs", f"{longest} ids are more than max_tokens {submit.max_tokens}"
         )
     if submit.sampling.min_tokens > submit.max_tokens:
         raise InvalidSubmitError(
@@ -76,6 +88,14 @@ def _check_lengths(
             f"{num_prompt} prompt tokens and max_tokens {submit.max_tokens} exceed the "
             f"context of {max_model_len} tokens",
         )
+
+
+def _check_choices(submit: worker_pb2.Submit) -> None:
+    choices, given = num_choices(submit), len(submit.outputs)
+    if not 1 <= choices <= MAX_CHOICES:
+        raise InvalidSubmitError("n", f"{choices} choices; at least 1, at most {MAX_CHOICES}")
+    if given not in (0, choices):
+        raise InvalidSubmitError("outputs", f"{given} given for n = {choices}")
 
 
 def step_record(
@@ -135,24 +155,45 @@ class StepFacts:
     hidden_size: int
 
 
-def finished_from(ended: Ended) -> worker_pb2.Finished:
-    """The terminal entry of a sequence that was taken and has ended."""
-    sequence, account = ended.sequence, ended.account
-    reason = sequence.finish_reason
-    if reason is None:
-        raise ValueError(f"sequence {sequence.sequence_id} has not ended")
+def finished_from(choices: Ids[Ended]) -> worker_pb2.Finished:
+    """The terminal entry of a submit whose choices have all ended, in their order.
+
+    Its times are those of the whole: of the first step and the first token of any choice,
+    and of the last choice's end.
+    """
+    sequences, account = [ended.sequence for ended in choices], _whole(choices)
     waiting, prefill, decode = durations_us(account)
     return worker_pb2.Finished(
-        finish_reasons=[FINISH_REASONS[reason]],
-        output_tokens=[len(sequence.output_token_ids)],
-        prompt_tokens=len(sequence.prompt_token_ids),
-        cached_tokens=sequence.num_cached_tokens,
+        finish_reasons=[_finish_reason(sequence) for sequence in sequences],
+        output_tokens=[len(sequence.output_token_ids) for sequence in sequences],
+        prompt_tokens=len(sequences[0].prompt_token_ids),
+        cached_tokens=sequences[0].num_cached_tokens,
         computed_tokens=account.computed_tokens,
-        preemptions=sequence.num_preemptions,
+        preemptions=sum(sequence.num_preemptions for sequence in sequences),
         waiting_us=waiting,
         prefill_us=prefill,
         decode_us=decode,
         device_us=_us(account.device_s),
+    )
+
+
+def _finish_reason(sequence: Sequence) -> worker_pb2.FinishReason.ValueType:
+    if sequence.finish_reason is None:
+        raise ValueError(f"sequence {sequence.sequence_id} has not ended")
+    return FINISH_REASONS[sequence.finish_reason]
+
+
+def _whole(choices: Ids[Ended]) -> Account:
+    accounts = [ended.account for ended in choices]
+    first_steps = [a.first_step for a in accounts if a.first_step is not None]
+    first_tokens = [a.first_token for a in accounts if a.first_token is not None]
+    return Account(
+        arrived=accounts[0].arrived,
+        first_step=min(first_steps, default=None),
+        first_token=min(first_tokens, default=None),
+        ended=max(account.ended for account in accounts),
+        computed_tokens=sum(account.computed_tokens for account in accounts),
+        device_s=sum(account.device_s for account in accounts),
     )
 
 

@@ -138,6 +138,43 @@ def test_a_sequence_that_could_not_be_drawn_fails_alone(engine, clock):
     assert engine.scheduler.pool.num_cached == 3
 
 
+def with_siblings(sequence_id, n, **fields):
+    prompt = [sequence_id, 3, 4, 5, 6]
+    siblings = [make_sequence(sequence_id + i, prompt, choice=i, **fields) for i in range(1, n)]
+    return make_sequence(sequence_id, prompt, siblings=siblings, **fields)
+
+
+def test_a_request_with_siblings_is_refused_as_a_whole(engine, clock):
+    for sequence_id in (1, 2, 3):
+        engine.submit(make_sequence(sequence_id, prompt=3, max_tokens=9), clock.now)
+    engine.step()
+    engine.submit(make_sequence(4, prompt=3, max_tokens=9), clock.now)
+    engine.submit(with_siblings(5, 3), clock.now)
+    output = engine.step()
+    assert [refusal.sequence_id for refusal in output.refused] == [5]
+    assert (output.load.running, output.load.waiting) == (4, 0)
+
+
+def test_siblings_have_accounts_of_their_own_and_leave_nothing(engine, clock):
+    engine.submit(with_siblings(1, 3, max_tokens=2), clock.now)
+    ended = [entry for output in drain(engine) for entry in output.ended]
+    assert [entry.sequence.sequence_id for entry in ended] == [1, 2, 3]
+    assert [entry.account.computed_tokens for entry in ended] == [6, 2, 2]
+    assert engine.scheduler.pool.num_used == 0
+
+
+def test_a_choice_that_came_complete_ends_without_a_step_and_the_others_go_on(engine, clock):
+    sequence = with_siblings(1, 2, max_tokens=2)
+    sequence.output_token_ids = [7, 8]
+    engine.submit(sequence, clock.now)
+    ended = [entry for output in drain(engine) for entry in output.ended]
+    assert [(e.sequence.sequence_id, len(e.sequence.output_token_ids)) for e in ended] == [
+        (1, 2),
+        (2, 2),
+    ]
+    assert ended[0].account.computed_tokens == 0
+
+
 def test_an_abort_during_a_step_leaves_nothing_at_its_end(engine, clock):
     engine.submit(make_sequence(1, max_tokens=50), clock.now)
     engine.step()

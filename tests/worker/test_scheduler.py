@@ -235,6 +235,84 @@ def test_a_budget_below_the_number_of_sequences_is_refused():
         make_scheduler(max_num_seqs=8, max_num_batched_tokens=4)
 
 
+def with_siblings(sequence_id, n, prompt=9, max_tokens=3, **fields):
+    """Choices of one request, the first of which computes the prompt."""
+    ids = [(sequence_id * 37 + i * 11) % 1000 for i in range(prompt)]
+    return [make_sequence(sequence_id + i, ids, max_tokens, choice=i, **fields) for i in range(n)]
+
+
+@pytest.mark.parametrize("prompt", [1, 4, 5, 8, 9, 15])
+def test_choices_share_one_prefill_and_compute_at_most_one_block_again(prompt):
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    memory = BlockMemory(scheduler.pool)
+    first, *siblings = with_siblings(1, 4, prompt)
+    scheduler.add(first, siblings)
+    assert scheduler.num_waiting == 4
+    run_to_end(scheduler, memory)
+    assert first.output_token_ids == expected_output(first.prompt_token_ids, 3)
+    assert [s.output_token_ids for s in siblings] == [first.output_token_ids] * 3
+    again = prompt - (prompt - 1) // 4 * 4
+    assert 1 <= again <= 4
+    # Two decoded positions each: the last output token is never computed.
+    assert memory.num_positions_fed == prompt + 3 * again + 4 * 2
+
+
+def test_choices_stand_aside_until_the_prompt_is_computed():
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    memory = BlockMemory(scheduler.pool)
+    first, *siblings = with_siblings(1, 3, prompt=13)
+    scheduler.add(first, siblings)
+    batches = [set(counts(run_step(scheduler, memory))) for _ in range(3)]
+    assert batches == [{1}, {1}, {1, 2, 3}]
+
+
+@pytest.mark.parametrize("gone", [[1], [2], [1, 2], [2, 1], [3, 1]])
+def test_the_choices_left_go_on_when_others_end_before_the_prompt_is_computed(gone):
+    """The next one computes it; nobody stands aside for ever."""
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    memory = BlockMemory(scheduler.pool)
+    choices = with_siblings(1, 4, prompt=13)
+    scheduler.add(choices[0], choices[1:])
+    run_step(scheduler, memory)
+    for sequence_id in gone:
+        scheduler.finish(sequence_id, FinishReason.ABORTED)
+        scheduler.check_integrity()
+    run_to_end(scheduler, memory)
+    left = [c for c in choices if c.sequence_id not in gone]
+    expected = expected_output(choices[0].prompt_token_ids, 3)
+    assert [c.output_token_ids for c in left] == [expected] * len(left)
+    assert scheduler.pool.num_used == 0
+
+
+def test_choices_without_a_prefix_cache_compute_the_prompt_each():
+    scheduler = make_scheduler()
+    scheduler._caches_prefixes = False
+    memory = BlockMemory(scheduler.pool)
+    first, *siblings = with_siblings(1, 2, prompt=9, max_tokens=1)
+    scheduler.add(first, siblings)
+    assert scheduler.num_waiting_tokens == 18
+    run_to_end(scheduler, memory)
+    assert memory.num_positions_fed == 18
+
+
+def test_more_choices_than_places_take_turns():
+    scheduler = make_scheduler(max_num_seqs=2)
+    memory = BlockMemory(scheduler.pool)
+    first, *siblings = with_siblings(1, 5)
+    assert not scheduler.fits_now(first, siblings)
+    scheduler.add(first, siblings)
+    run_to_end(scheduler, memory)
+    assert [len(s.output_token_ids) for s in (first, *siblings)] == [3] * 5
+
+
+def test_choices_fit_by_places_and_by_blocks_of_their_own():
+    """Nine tokens: three blocks for the first, one and a spare one for each other."""
+    first, *siblings = with_siblings(1, 3)
+    assert make_scheduler(num_blocks=7).fits_now(first, siblings)
+    assert not make_scheduler(num_blocks=6).fits_now(first, siblings)
+    assert not make_scheduler(max_num_seqs=2).fits_now(first, siblings)
+
+
 class RandomLife(RuleBasedStateMachine):
     """Arrivals, steps, aborts and priorities in any order, over a pool that is too small."""
 
@@ -267,6 +345,17 @@ class RandomLife(RuleBasedStateMachine):
         sequence = make_sequence(sequence_id, prompt, tokens, priority=priority)
         self.sequences[sequence_id] = sequence
         self.scheduler.add(sequence)
+
+    @rule(
+        n=st.integers(2, 5),
+        prompt=st.integers(1, 20),
+        tokens=st.integers(1, 10),
+        priority=st.integers(-1, 1),
+    )
+    def arrive_with_siblings(self, n, prompt, tokens, priority):
+        choices = with_siblings(len(self.sequences) + 1, n, prompt, tokens, priority=priority)
+        self.sequences |= {choice.sequence_id: choice for choice in choices}
+        self.scheduler.add(choices[0], choices[1:])
 
     @rule(count=st.integers(1, 5))
     def step(self, count):

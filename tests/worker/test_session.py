@@ -214,6 +214,71 @@ async def test_traced_steps_carry_the_schedulers_own_figures(engine, hub):
         assert {record.hidden_size for record in delta.steps} == {3584}
 
 
+async def test_choices_have_deltas_of_their_own_and_one_terminal_entry(engine, hub):
+    """Which also counts them all; only the first tells what the prompt found cached."""
+    with hub.session() as session:
+        session.submit(submit(1, n=3, prompt_token_ids=list(range(1, 8)), max_tokens=2))
+        messages = []
+        while hub.num_live:
+            engine.step(hub)
+            messages += await taken(session)
+        assert all(not message.step.terminals for message in messages[:-1])
+        (terminal,) = messages[-1].step.terminals
+        deltas = [delta for message in messages for delta in message.step.deltas]
+        ids = {i: [t for d in deltas if d.choice == i for t in d.token_ids] for i in range(3)}
+        assert [len(ids[i]) for i in range(3)] == [2, 2, 2]
+        assert [d.choice for d in deltas if d.HasField("cached_tokens")] == [0]
+        assert [d.choice for d in deltas if d.finish_reason] == [0, 1]
+        finished = terminal.finished
+        assert list(finished.finish_reasons) == [worker_pb2.FINISH_REASON_LENGTH] * 3
+        assert list(finished.output_tokens) == [2, 2, 2]
+        # The prompt, its last three tokens twice more, and a decode each.
+        assert (finished.prompt_tokens, finished.computed_tokens) == (7, 7 + 2 * 3 + 3)
+
+
+async def test_an_abort_ends_all_choices_with_one_entry(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1, n=3, max_tokens=50))
+        engine.step(hub)
+        engine.step(hub)
+        assert engine.scheduler.num_running == 3
+        session.abort(1)
+        engine.step(hub)
+        (message,) = await taken(session)
+        (terminal,) = message.step.terminals
+        assert list(terminal.finished.finish_reasons) == [worker_pb2.FINISH_REASON_ABORTED] * 3
+        assert (engine.scheduler.num_running, engine.scheduler.pool.num_used) == (0, 0)
+        assert hub.num_live == 0
+
+
+async def test_a_choice_that_fails_takes_its_request_with_it_and_no_other(engine, hub):
+    drawn = engine.engine._runner.execute
+    engine.engine._runner.execute = lambda output: {
+        key: token for key, token in drawn(output).items() if key != 2
+    }
+    with hub.session() as session:
+        session.submit(submit(1, n=3, max_tokens=50))
+        session.submit(submit(2, max_tokens=50))
+        for _ in range(4):
+            engine.step(hub)
+        (message,) = await taken(session)
+        (terminal,) = message.step.terminals
+        assert terminal.submit_number == 1
+        assert terminal.refused.code == worker_pb2.REFUSAL_CODE_INTERNAL
+        assert engine.scheduler.num_running == hub.num_live == 1
+
+
+async def test_log_probabilities_come_one_for_each_id(engine, hub):
+    asked = common_pb2.SamplingParams(temperature=0.0, ignore_eos=True, logprobs=2)
+    with hub.session() as session:
+        session.submit(submit(1, sampling=asked))
+        for _ in range(3):
+            engine.step(hub)
+        (message,) = await taken(session)
+        (delta,) = message.step.deltas
+        assert len(delta.chosen) == len(delta.token_ids) == 3
+
+
 async def test_load_alone_is_no_step(hub):
     with hub.session() as session:
         session.report_load()

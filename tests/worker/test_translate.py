@@ -70,11 +70,13 @@ def test_everything_given_arrives():
         (submit(outputs=[worker_pb2.OutputTokens(ids=[1] * 6)]), "outputs",
          "6 ids are more than max_tokens 5"),
         (sampling(min_tokens=6), "sampling.min_tokens", "6 is above max_tokens 5"),
-        (submit(outputs=[worker_pb2.OutputTokens()] * 2), "outputs", "2 given for 1 choice"),
+        (submit(outputs=[worker_pb2.OutputTokens()] * 2), "outputs", "2 given for n = 1"),
+        (submit(outputs=[worker_pb2.OutputTokens()], n=2), "outputs", "1 given for n = 2"),
         (submit(max_tokens=0), "max_tokens", "0 is below 1"),
         (submit(max_tokens=48), "max_tokens", "3 prompt tokens and max_tokens 48 exceed .* 50"),
         (submit(max_tokens=2**32 - 1), "max_tokens", "4294967295"),
-        (submit(n=2), "n", "2 choices"),
+        (submit(n=0), "n", "0 choices; at least 1, at most 16"),
+        (submit(n=17), "n", "17 choices; at least 1, at most 16"),
         (sampling(temperature=-0.1), "sampling.temperature", "-0.1 is outside"),
         (sampling(temperature=2.1), "sampling.temperature", "2.1 is outside"),
         (sampling(temperature=math.nan), "sampling.temperature", "nan"),
@@ -105,6 +107,17 @@ def test_a_bad_submit_is_refused_by_field(message, field, says):
     with pytest.raises(InvalidSubmitError, match=says) as caught:
         translate(message)
     assert caught.value.field == field
+
+
+def test_further_choices_follow_the_first_with_ids_of_their_own():
+    outputs = [worker_pb2.OutputTokens(ids=ids) for ids in ([9], [8, 7], [])]
+    first = translate(submit(n=3, outputs=outputs, priority=2, cache_salt=b"salt"))
+    choices = [first, *first.siblings]
+    assert [c.sequence_id for c in choices] == [c.order for c in choices] == [7, 8, 9]
+    assert [c.choice for c in choices] == [0, 1, 2]
+    assert [c.output_token_ids for c in choices] == [[9], [8, 7], []]
+    assert {c.cache_salt for c in choices} == {b"salt"}
+    assert [len(c.siblings) for c in choices] == [2, 0, 0]
 
 
 def test_all_sampling_controls_arrive():

@@ -1,0 +1,51 @@
+"""One submit that the engine has: its choices, and what has become of each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from noria.v1 import worker_pb2
+from worker.engine import Ended, Refusal
+from worker.sequence import Sequence
+from worker.translate import finished_from
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """Over once each of its choices is; then it has exactly one terminal entry.
+
+    `name` is the router's id for it. `first` is choice 0, with its siblings.
+    """
+
+    number: int
+    name: str
+    first: Sequence
+    ended: list[Ended] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.ended) == 1 + len(self.first.siblings)
+
+    def sequence_ids(self) -> Iterator[int]:
+        yield self.first.sequence_id
+        for sibling in self.first.siblings:
+            yield sibling.sequence_id
+
+    def terminal(self) -> worker_pb2.Terminal:
+        """The last entry of a submit that ran; one choice's failure is that of all."""
+        terminal = worker_pb2.Terminal(submit_number=self.number)
+        failures = [ended.failure for ended in self.ended if ended.failure]
+        if failures:
+            terminal.refused.code = worker_pb2.REFUSAL_CODE_INTERNAL
+            terminal.refused.message = failures[0]
+        else:
+            in_order = sorted(self.ended, key=lambda ended: ended.sequence.choice)
+            terminal.finished.CopyFrom(finished_from(in_order))
+        return terminal
+
+    def refused(self, refusal: Refusal) -> worker_pb2.Terminal:
+        """The last entry of a submit that was never taken."""
+        full, invalid = worker_pb2.REFUSAL_CODE_FULL, worker_pb2.REFUSAL_CODE_INVALID
+        refused = worker_pb2.Refused(
+            code=full if refusal.full else invalid, message=refusal.message
+        )
+        return worker_pb2.Terminal(submit_number=self.number, refused=refused)
