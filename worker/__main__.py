@@ -1,11 +1,12 @@
 """`python -m worker`: one worker process."""
 
 import asyncio
+import os
 import sys
+import threading
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import structlog
@@ -13,6 +14,7 @@ import structlog
 from noria.service.log import LEVELS, configure_logging
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
+from noria.service.tasks import first_of, unless
 from worker.app import RunningWorker, running_worker
 from worker.config import (
     DTYPES,
@@ -28,7 +30,6 @@ _SWITCH_INTERVAL_S = 2e-4
 _MODEL = "A GGUF file or a Hugging Face folder."
 _COUNT = click.IntRange(1)
 _SECONDS = click.FloatRange(0)
-T = TypeVar("T")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_WORKER", "show_default": True})
@@ -74,7 +75,13 @@ def main(parent_pid: int | None, log_level: str, **settings: Any) -> None:
         raise click.UsageError(str(error)) from error
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     log = configure_logging("worker", log_level)
-    sys.exit(asyncio.run(serve(config, log)))
+    status = asyncio.run(serve(config, log))
+    if any(thread.name == "engine" for thread in threading.enumerate()):
+        # It is inside torch and cannot be interrupted; to tear the interpreter down under
+        # it would abort the process.
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger) -> int:
@@ -93,8 +100,10 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
     try:
         async with running_worker(config, on_progress=on_progress, on_failure=on_failure) as worker:
             log.info("listening", address=worker.address, metrics=worker.metrics_address)
-            facts = await _unless_stopped(worker.ready(), stop)
+            facts = await unless(stop, worker.ready())
             if facts is None:
+                log.info("draining")
+                log.info("stopped", aborted=0)
                 return 0
             log.info(
                 "ready",
@@ -109,35 +118,29 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
         return 1
 
 
-async def _unless_stopped(loading: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """What `loading` gives, or None if the order to stop comes first."""
-    task, stopping = asyncio.create_task(loading), asyncio.create_task(stop.wait())
-    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if task.done():
-        return task.result()
-    task.cancel()
-    return None
-
-
 async def _until_stopped(
     worker: RunningWorker,
     stop: asyncio.Event,
     grace_s: float,
     log: structlog.typing.FilteringBoundLogger,
 ) -> int:
-    stopping = asyncio.create_task(stop.wait())
-    crashed = asyncio.create_task(worker.crashed())
-    await asyncio.wait({stopping, crashed}, return_when=asyncio.FIRST_COMPLETED)
-    if not stopping.done():
-        failure = crashed.result()
+    """Serve, then drain; a crash of the engine ends either."""
+    ended: dict[str, int] = {}
+
+    async def serve_and_drain() -> None:
+        await stop.wait()
+        log.info("draining")
+        left = await worker.drain(grace_s)
+        log.info("stopped", aborted=left)
+        ended["status"] = 0
+
+    async def crash() -> None:
+        failure = await worker.crashed()
         log.error("engine crashed", kind=type(failure).__name__, where=_where(failure))
-        return 1
-    crashed.cancel()
-    log.info("draining")
-    left = await worker.drain(grace_s)
-    log.info("stopped", aborted=left)
-    return 0
+        ended["status"] = 1
+
+    await first_of(serve_and_drain(), crash())
+    return max(ended.values())
 
 
 def _where(failure: BaseException) -> list[str]:

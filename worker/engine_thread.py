@@ -7,6 +7,7 @@ pool of threads per calling thread, and two pools on the same cores stall each o
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from time import monotonic
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -14,12 +15,17 @@ from typing import Generic, Self, TypeVar
 from worker.engine import Engine, EngineLoad, EngineOutput
 from worker.sequence import Sequence
 
-_JOIN_S = 5.0
 Facts = TypeVar("Facts")
+# How long a published pace of tokens says something; see `TokenRate`.
+_RATE_LIFE_S = 1.0
+
+
+class EngineStoppedError(Exception):
+    """The thread was told to stop while its engine was being built."""
 
 
 class EngineThread(Generic[Facts]):
-    """A context manager: inside it the thread runs; leaving it stops the thread.
+    """A context manager: inside it the thread runs; leaving it tells the thread to stop.
 
     `build` makes the engine, on the thread, and tells what others must know of it.
     `on_output` is called on the thread with every output that holds something. `ready`
@@ -38,14 +44,17 @@ class EngineThread(Generic[Facts]):
         self._on_output = on_output
         self._clock = clock
         self._news = threading.Condition()
-        self._submits: list[tuple[Sequence, float]] = []
-        self._aborts: list[int] = []
+        # Submits (with the time of their arrival) and aborts, in the order in which they came.
+        self._inbox: list[tuple[Sequence, float] | int] = []
         self._stopping = False
         self._step_started: float | None = None
-        self._load = EngineLoad()
+        self._load, self._load_since = EngineLoad(), clock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.ready: Future[Facts] = Future()
         self.crashed: Future[BaseException] = Future()
+        for future in (self.ready, self.crashed):
+            # From here on nobody who waits can cancel it under the thread's hands.
+            future.set_running_or_notify_cancel()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -60,13 +69,24 @@ class EngineThread(Generic[Facts]):
         with self._news:
             self._stopping = True
             self._news.notify()
-        # A step that never returns must not keep the process from ending.
-        self._thread.join(_JOIN_S)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; whether it came. A step cannot be interrupted."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def raise_if_stopping(self) -> None:
+        """For `build`, between its parts: raises EngineStoppedError."""
+        if self._stopping:
+            raise EngineStoppedError
 
     @property
     def load(self) -> EngineLoad:
         """The last published load; safe to read from any thread."""
-        return self._load
+        load = self._load
+        if load.tokens_per_second and self._clock() - self._load_since > _RATE_LIFE_S:
+            return replace(load, tokens_per_second=0.0)
+        return load
 
     def step_age_s(self) -> float:
         """For how long the step now running has been running; 0 when none is."""
@@ -75,14 +95,15 @@ class EngineThread(Generic[Facts]):
 
     def submit(self, sequence: Sequence) -> None:
         """Hand a sequence over; its outcome comes with an output."""
-        with self._news:
-            self._submits.append((sequence, self._clock()))
-            self._news.notify()
+        self._tell((sequence, self._clock()))
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence no later than at the end of the step now running. Idempotent."""
+        self._tell(sequence_id)
+
+    def _tell(self, news: tuple[Sequence, float] | int) -> None:
         with self._news:
-            self._aborts.append(sequence_id)
+            self._inbox.append(news)
             self._news.notify()
 
     def _run(self) -> None:
@@ -91,7 +112,7 @@ class EngineThread(Generic[Facts]):
         except BaseException as error:
             self.ready.set_exception(error)
             return
-        self._load = engine.load()
+        self._publish(engine.load())
         self.ready.set_result(facts)
         try:
             self._loop(engine)
@@ -101,26 +122,26 @@ class EngineThread(Generic[Facts]):
     def _loop(self, engine: Engine) -> None:
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._has_news() or engine.has_work)
+                self._news.wait_for(lambda: self._inbox or self._stopping or engine.has_work)
                 if self._stopping:
                     return
             self._intake(engine)
             self._step_started = self._clock()
             output = engine.step(lambda: self._intake(engine))
             self._step_started = None
-            self._load = output.load
+            self._publish(output.load)
             if not output.is_empty:
                 self._on_output(output)
 
-    def _has_news(self) -> bool:
-        return bool(self._submits or self._aborts or self._stopping)
+    def _publish(self, load: EngineLoad) -> None:
+        self._load_since = self._clock()
+        self._load = load
 
     def _intake(self, engine: Engine) -> None:
-        # Submits first: an abort may be for one that arrived in the same breath.
         with self._news:
-            submits, self._submits = self._submits, []
-            aborts, self._aborts = self._aborts, []
-        for sequence, arrived in submits:
-            engine.submit(sequence, arrived)
-        for sequence_id in aborts:
-            engine.abort(sequence_id)
+            inbox, self._inbox = self._inbox, []
+        for news in inbox:
+            if isinstance(news, int):
+                engine.abort(news)
+            else:
+                engine.submit(*news)

@@ -10,8 +10,9 @@ import grpc
 from noria.service.limits import LOAD_INTERVAL_SECONDS, SESSION_STALL_SECONDS
 from noria.service.outbox import OutboxClosedError
 from noria.service.protocol import PROTOCOL_VERSION
+from noria.service.tasks import first_of
 from noria.v1 import worker_pb2, worker_pb2_grpc
-from worker.session import Session, SessionHub
+from worker.session import Session, SessionHub, SessionProtocolError
 
 _HELLO_TIMEOUT_S = 10.0
 
@@ -43,12 +44,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         await self._check_hello(request_iterator, context)
         hub, info = await asyncio.shield(self._ready)
         await context.write(worker_pb2.SessionResponse(hello=info.hello))
-        with hub.session() as session:
-            await _first_of(
-                _read(request_iterator, session),
-                _write(session, context.write),
-                _watch(session),
-            )
+        try:
+            with hub.session() as session:
+                await first_of(
+                    _read(request_iterator, session),
+                    _write(session, context.write),
+                    _watch(session),
+                )
+        except SessionProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def _check_hello(
         self, requests: AsyncIterator[worker_pb2.SessionRequest], context: SessionContext
@@ -93,17 +97,3 @@ async def _watch(session: Session) -> None:
     while session.outbox.waiting_s() < SESSION_STALL_SECONDS:
         session.report_load()
         await asyncio.sleep(LOAD_INTERVAL_SECONDS)
-
-
-async def _first_of(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run all parts until one ends; the others are cancelled, and waited for."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        if not task.cancelled():
-            task.result()

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from tests.support.engines import BlockMemory, expected_output, make_scheduler, make_sequence
-from worker.engine import Engine
-from worker.engine_thread import EngineThread
+from worker.engine import Engine, EngineLoad
+from worker.engine_thread import EngineStoppedError, EngineThread
 from worker.sequence import FinishReason
 
 
@@ -115,4 +115,57 @@ def test_an_engine_that_breaks_is_reported(harness):
 def test_leaving_the_context_stops_an_idle_thread(harness):
     with EngineThread(harness.build, harness.on_output) as thread:
         thread.ready.result(timeout=10)
-    assert not thread._thread.is_alive()
+    assert thread.join(10)
+
+
+def test_submits_and_aborts_take_effect_in_the_order_in_which_they_came(harness):
+    def build():
+        return Engine(harness.scheduler, harness.runner, look_ahead=1), "facts"
+
+    harness.scheduler = make_scheduler(max_num_seqs=1)
+    harness.runner = GatedRunner(harness.scheduler.pool)
+    with EngineThread(build, harness.on_output) as thread:
+        thread.submit(make_sequence(1, max_tokens=50))
+        assert harness.runner.arrived.acquire(timeout=10)
+        thread.submit(make_sequence(2, max_tokens=50))
+        thread.abort(1)
+        thread.abort(2)
+        thread.submit(make_sequence(3, max_tokens=1))
+        harness.runner.gate.release(10)
+        while not any(e.sequence.sequence_id == 3 for o in harness.outputs for e in o.ended):
+            harness.next_output()
+    assert not any(output.refused for output in harness.outputs)
+
+
+def test_nobody_who_waits_for_the_thread_can_cancel_what_it_reports(harness):
+    with EngineThread(harness.build, harness.on_output) as thread:
+        assert not thread.crashed.cancel()
+        assert not thread.ready.cancel()
+        assert thread.ready.result(timeout=10) == "facts"
+
+
+def test_a_build_is_told_that_it_should_stop(harness):
+    started, told = threading.Event(), threading.Event()
+
+    def build():
+        started.set()
+        assert told.wait(10)
+        thread.raise_if_stopping()
+
+    with EngineThread(build, harness.on_output) as thread:
+        assert started.wait(10)
+    told.set()
+    with pytest.raises(EngineStoppedError):
+        thread.ready.result(timeout=10)
+
+
+def test_the_pace_of_tokens_is_forgotten_once_nothing_is_computed(harness):
+    now = [50.0]
+    with EngineThread(harness.build, harness.on_output, clock=lambda: now[0]) as thread:
+        thread.submit(make_sequence(1, max_tokens=1))
+        harness.runner.gate.release()
+        harness.next_output()
+        thread._publish(EngineLoad(tokens_per_second=9.0))
+        assert thread.load.tokens_per_second == 9.0
+        now[0] += 1.5
+        assert thread.load.tokens_per_second == 0.0

@@ -111,12 +111,12 @@ async def _any_terminal(client, numbers):
 
 def _check_decodes_advance(outputs):
     """After its first token a sequence is in every step, unless it was preempted: then it
-    comes back from position 0."""
+    comes back from its last full block that is still cached, or from position 0."""
     last_step = {}
     for output in outputs:
         for entry in output.scheduled:
             gap = output.step - last_step.get(entry.sequence_id, output.step - 1)
-            assert gap == 1 or entry.first_position == 0
+            assert gap == 1 or entry.first_position % 16 == 0
             if entry.draw is not None:
                 last_step[entry.sequence_id] = output.step
 
