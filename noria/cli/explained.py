@@ -14,6 +14,8 @@ from noria.explain.render import show
 from noria.explain.story import story_of
 from noria.v1 import common_pb2
 
+_ASK_AGAIN_S = 2.0
+
 
 def explained_answer(
     client: Client,
@@ -52,10 +54,20 @@ def _watched(
     except NoriaError as caught:
         error = caught
     wall_us = _us(clock() - begun)
+    if error is not None and error.timeline is None:
+        error.timeline = _recorded(client, error.request_id)
     text = "".join(arrival.event.content_block_delta.text for arrival in arrivals)
     if text:
         print()
     return text, _observation(turns, options, arrivals, wall_us, error), error
+
+
+def _recorded(client: Client, request_id: str) -> common_pb2.Timeline | None:
+    """What the router keeps of a request whose call ended on this side, as by its deadline."""
+    try:
+        return client.timeline(request_id, timeout=_ASK_AGAIN_S) if request_id else None
+    except NoriaError:
+        return None
 
 
 def _observation(

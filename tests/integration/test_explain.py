@@ -12,6 +12,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from noria import Client, DeadlineExceededError
+from noria.cli.explained import explained_answer
 from noria.explain.observation import Arrival, Observation
 from noria.explain.render import show
 from noria.explain.story import story_of
@@ -115,6 +117,24 @@ async def test_a_refused_request_tells_how_far_it_came(golden_stack):
     assert "CONTEXT_LENGTH_EXCEEDED" in story.life[-1].told
     assert story.times.wall_us == seen.wall_us
     assert "No text came" in shown(story)
+    assert await golden_stack.client.timeline(seen.request_id) == seen.timeline
+
+
+async def test_a_deadline_that_the_client_keeps_still_tells_where_the_time_went(
+    golden_model, script_file, capsys
+):
+    one = {"max_num_seqs": 1, "step_seconds": 0.02}
+
+    def ask(address):
+        with Client(address, api_key=API_KEY, timeout=0.8) as client:
+            explained_answer(client, [("user", "q")], {})
+
+    async with scripted(golden_model, script_file, **one) as stack, busy_with(stack, 3, 300):
+        with pytest.raises(DeadlineExceededError):
+            await asyncio.to_thread(ask, stack.router.address)
+    told = capsys.readouterr().out
+    assert "turn awaited" in told
+    assert "too few replicas" in " ".join(told.split())
 
 
 @contextlib.asynccontextmanager
