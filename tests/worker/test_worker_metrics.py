@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.scraping import scrape
+from tests.support.waiting import until
 from tests.support.worker_client import StepGate, worker_client
 from worker.app import running_worker
 from worker.config import WorkerConfig
@@ -71,9 +72,13 @@ async def test_steps_tokens_and_blocks_are_counted(config):
 async def test_preemptions_are_counted(config):
     small = {"num_blocks": 8, "block_size": 4, "max_num_seqs": 2, "max_num_batched_tokens": 64}
     async with running_worker(config(**small)) as worker:
-        await worker.ready()
+        facts = await worker.ready()
+        gate = StepGate(facts.runner)
         async with worker_client(worker.address) as client:
             numbers = [await client.submit([40 + n] * 6, 20) for n in range(2)]
+            # Both are there before the first one's first step is over, and grow side by side.
+            await until(lambda: worker.state().live_submits == 2)
+            gate.let_through(100)
             await client.finished(*numbers)
             figures = await scrape(worker.metrics_address)
     assert figures["noria_worker_preemptions_total",] > 0
