@@ -11,9 +11,11 @@ from tokenizers import Tokenizer
 from noria.service.gguf_file import read_gguf
 from noria.service.vocabulary import (
     Vocabulary,
+    VocabularyError,
     check_byte_level,
     load_vocabulary,
     read_json,
+    refusing_malformed,
     vocabulary_from_gguf,
 )
 from tokenizer_svc.codec import TextCodec
@@ -48,9 +50,14 @@ class TextModel:
 def load_text_model(path: Path) -> TextModel:
     """Load from a `.gguf` file or a Hugging Face folder.
 
-    Raises VocabularyError or GGUFError for what is not supported, by name, and OSError.
+    Raises VocabularyError or GGUFError for what is not supported or damaged, by name, and
+    OSError.
     """
-    return _from_folder(path) if path.is_dir() else _from_gguf(path)
+    with refusing_malformed(str(path)):
+        model = _from_folder(path) if path.is_dir() else _from_gguf(path)
+    if not isinstance(model.template, str | None):
+        raise VocabularyError(f"{path}: the chat template is no text")
+    return model
 
 
 def _from_gguf(path: Path) -> TextModel:
@@ -61,7 +68,12 @@ def _from_gguf(path: Path) -> TextModel:
     named = {name: tokens[i] for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
     pre = pre_tokenizer_named(metadata.get("tokenizer.ggml.pre"), str(path))
     bos, eos = ids["bos_token"], ids["eos_token"]
+    for name, token_id in (("bos", bos), ("eos", eos)):
+        if token_id is not None and not 0 <= token_id < len(tokens):
+            problem = f"{name}_token_id is {token_id} in a vocabulary of {len(tokens)} ids"
+            raise VocabularyError(f"{path}: {problem}")
     codec = _codec(
+        str(path),
         tokenizer_json_from_gguf(metadata, str(path)),
         vocabulary,
         [bos] if bos is not None and _says(metadata, "add_bos_token", pre.add_bos) else [],
@@ -81,8 +93,8 @@ def _from_folder(folder: Path) -> TextModel:
     check_byte_level(definition, str(path))
     config = read_json(folder / "tokenizer_config.json")
     named = {name: _token_text(config[name]) for name in _NAMED_TOKENS if config.get(name)}
-    prefix, suffix = _wrapping_ids(Tokenizer.from_str(json.dumps(definition)))
-    codec = _codec(definition, vocabulary, prefix, suffix)
+    prefix, suffix = _wrapping_ids(_tokenizer(definition, str(path)))
+    codec = _codec(str(path), definition, vocabulary, prefix, suffix)
     return TextModel(codec, vocabulary, _folder_template(folder, config), named)
 
 
@@ -112,8 +124,19 @@ def _wrapping_ids(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     return whole[:num_before], whole[num_before + len(plain) :]
 
 
+def _tokenizer(definition: Mapping[str, Any], source: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(json.dumps(definition))
+    except Exception as error:  # the library raises no narrower class
+        raise VocabularyError(f"{source}: the tokenizers library refuses it: {error}") from error
+
+
 def _codec(
-    definition: dict[str, Any], vocabulary: Vocabulary, prefix: list[int], suffix: list[int]
+    source: str,
+    definition: dict[str, Any],
+    vocabulary: Vocabulary,
+    prefix: list[int],
+    suffix: list[int],
 ) -> TextCodec:
     added = [
         token | {"special": vocabulary.is_special[token["id"]]}
@@ -125,6 +148,6 @@ def _codec(
         if t["special"]
     ]
     whole = definition | {"added_tokens": added, "truncation": None, "padding": None}
-    tokenizer = Tokenizer.from_str(json.dumps(whole))
+    tokenizer = _tokenizer(whole, source)
     tokenizer.encode_special_tokens = True
     return TextCodec(tokenizer, ControlTokens(control), prefix, suffix)

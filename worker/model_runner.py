@@ -45,12 +45,13 @@ class ModelRunner(Generic[Backend]):
     def warm_up(self) -> None:
         """A prefill and a decode before anything is cached, so that no request pays for firsts.
 
-        It writes to the first blocks after the null one; nothing may be in use yet.
+        It writes to the first blocks after the null one; nothing may be in use yet. Raises
+        ValueError for a model that gives no numbers.
         """
         tokens = min(_WARM_UP_TOKENS, self._block_size)
         for first, count in ((0, tokens - 1), (tokens - 1, 1)):
-            if count:
-                self.execute(_warm_up_step(first, count))
+            if count and not self.execute(_warm_up_step(first, count)):
+                raise ValueError("the model's logits are NaN or infinite: its weights are damaged")
         self.num_positions_fed = 0
 
 

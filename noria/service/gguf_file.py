@@ -20,6 +20,7 @@ _SCALARS = dict(
 )
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
+_MAX_ALIGNMENT = 1 << 20
 
 
 class GGUFError(ValueError):
@@ -81,7 +82,10 @@ class _Cursor:
     def _array(self) -> list[Any]:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if count > len(self.data):
-            raise struct.error(f"an array of {count} entries")
+            raise struct.error(f"an array of {count} entries in a file of {len(self.data)} bytes")
+        if kind == _ARRAY:
+            # llama.cpp reads none either; a chain of them would be as deep as the file is long.
+            raise struct.error("an array of arrays")
         if kind in _SCALARS:
             layout = f"<{count}{_SCALARS[kind][1]}"
             values = list(struct.unpack_from(layout, self.data, self.at))
@@ -103,6 +107,15 @@ def _tensor_info(cursor: _Cursor) -> TensorInfo:
 
 def _aligned(offset: int, alignment: int) -> int:
     return (offset + alignment - 1) // alignment * alignment
+
+
+def _checked_alignment(path: Path, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 1 <= alignment <= _MAX_ALIGNMENT:
+        # An array could be as long as the file.
+        told = alignment if isinstance(alignment, int | float) else type(alignment).__name__
+        raise GGUFError(f"{path}: general.alignment is {told}; from 1 to {_MAX_ALIGNMENT}")
+    return alignment
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -128,9 +141,9 @@ def read_gguf(path: Path) -> GGUFFile:
         infos = [_tensor_info(cursor) for _ in range(num_tensors)]
     except (struct.error, MemoryError) as error:
         raise GGUFError(f"{path}: damaged header near byte {cursor.at}: {error}") from error
-    if "general.architecture" not in metadata:
-        raise GGUFError(f"{path}: no general.architecture")
-    base = _aligned(cursor.at, int(metadata.get("general.alignment", 32)))
+    if not isinstance(metadata.get("general.architecture"), str):
+        raise GGUFError(f"{path}: no general.architecture, or one that is no text")
+    base = _aligned(cursor.at, _checked_alignment(path, metadata))
     tensors = {
         info.name: TensorInfo(info.name, info.shape, info.ggml_type, base + info.offset)
         for info in infos

@@ -4,9 +4,10 @@ Worker and tokenizer compare the fingerprints of what they loaded, so both read 
 with neither torch nor a tokenizer library.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,9 @@ from noria.service.gguf_file import read_gguf
 
 # GGUF token types (llama.cpp, `llama_token_type`).
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+# The largest vocabularies have about a million ids; beyond this it is damage.
+MAX_IDS = 1 << 22
+_MAX_TOLD = 200
 # Beyond Latin-1, so that encoding a token that holds it fails.
 _NO_LETTER = "\u0100"
 
@@ -52,11 +56,22 @@ class Vocabulary:
 def load_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary of a `.gguf` file or of a folder with a `tokenizer.json`.
 
-    Raises VocabularyError for a kind that is not supported, by name, and OSError.
+    Raises VocabularyError for a kind that is not supported, by name, or for a damaged file;
+    GGUFError, OSError.
     """
     if path.is_dir():
         return _from_folder(path)
     return vocabulary_from_gguf(read_gguf(path).metadata, str(path))
+
+
+@contextlib.contextmanager
+def refusing_malformed(source: str) -> Iterator[None]:
+    """Raises VocabularyError, naming `source`, where a value in it has not the form expected."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, UnicodeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise VocabularyError(f"{source}: malformed: {what[:_MAX_TOLD]}") from error
 
 
 def looks_special(token: str) -> bool:
@@ -97,10 +112,17 @@ def token_bytes(token: str) -> bytes:
 
 def vocabulary_from_gguf(metadata: Mapping[str, Any], source: str) -> Vocabulary:
     """The vocabulary in a GGUF file's metadata. Raises VocabularyError naming `source`."""
+    with refusing_malformed(source):
+        return _from_metadata(metadata, source)
+
+
+def _from_metadata(metadata: Mapping[str, Any], source: str) -> Vocabulary:
     model = metadata.get("tokenizer.ggml.model")
     if model != "gpt2":
-        raise VocabularyError(f"{source}: tokenizer.ggml.model {model!r}; 'gpt2' is supported")
+        raise VocabularyError(f"{source}: tokenizer.ggml.model {model!r:.80}; 'gpt2' is supported")
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+    if not isinstance(tokens, list):
+        raise VocabularyError(f"{source}: tokenizer.ggml.tokens is no list")
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     if len(kinds) != len(tokens):
         raise VocabularyError(f"{source}: {len(tokens)} tokens but {len(kinds)} token types")
@@ -128,9 +150,13 @@ def _vocabulary(
 ) -> Vocabulary:
     ids = tuple(dict.fromkeys(i for i in eos if i is not None))
     vocabulary = Vocabulary(tuple(pieces), tuple(special), ids)
+    if not vocabulary.pieces:
+        raise VocabularyError(f"{source}: a vocabulary without tokens")
     for i in ids:
-        if not 0 <= i < len(vocabulary):
-            raise VocabularyError(f"{source}: EOS id {i} in a vocabulary of {len(vocabulary)} ids")
+        if type(i) is not int or not 0 <= i < len(vocabulary):
+            raise VocabularyError(
+                f"{source}: EOS id {i!r:.40} in a vocabulary of {len(vocabulary)} ids"
+            )
     return vocabulary
 
 
@@ -140,7 +166,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VocabularyError(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict):
         raise VocabularyError(f"{path}: not a JSON object")
@@ -154,23 +180,40 @@ def _from_folder(folder: Path) -> Vocabulary:
     tokenizer = read_json(path)
     config = read_json(folder / "config.json")
     check_byte_level(tokenizer, str(path))
+    with refusing_malformed(str(path)):
+        return _from_definition(folder, tokenizer, config)
+
+
+def _from_definition(
+    folder: Path, tokenizer: Mapping[str, Any], config: Mapping[str, Any]
+) -> Vocabulary:
+    path = folder / "tokenizer.json"
     added = {token["id"]: token for token in tokenizer.get("added_tokens", [])}
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
-    size = max([*vocab.values(), *added, int(config.get("vocab_size", 0)) - 1]) + 1
+    rows = _checked_id(config.get("vocab_size", 0), folder / "config.json", "vocab_size")
+    ids = (_checked_id(i, path, "id") for i in (*vocab.values(), *added))
+    size = max(rows, *(i + 1 for i in ids), 0)
     pieces, special = [b""] * size, [False] * size
     for token, i in vocab.items():
         pieces[i] = token_bytes(token)
     for i, token in added.items():
         pieces[i] = token["content"].encode()
-        special[i] = token["special"] or looks_special(token["content"])
+        special[i] = bool(token["special"]) or looks_special(token["content"])
     return _vocabulary(pieces, special, _eos_ids(folder, config, vocab, added), str(path))
+
+
+def _checked_id(value: Any, path: Path, name: str) -> int:
+    if type(value) is not int or not 0 <= value < MAX_IDS:
+        raise VocabularyError(f"{path}: {name} is {value!r:.40}; from 0 to {MAX_IDS - 1}")
+    return value
 
 
 def check_byte_level(tokenizer: Mapping[str, Any], source: str) -> None:
     """Raises VocabularyError unless a `tokenizer.json` describes byte-level BPE."""
-    model = (tokenizer.get("model") or {}).get("type")
-    decoder = tokenizer.get("decoder") or {}
-    steps = [step["type"] for step in decoder.get("decoders", [decoder]) if step]
+    with refusing_malformed(source):
+        model = (tokenizer.get("model") or {}).get("type")
+        decoder = tokenizer.get("decoder") or {}
+        steps = [step["type"] for step in decoder.get("decoders", [decoder]) if step]
     if model != "BPE" or steps != ["ByteLevel"]:
         raise VocabularyError(
             f"{source}: model {model!r} with decoder {steps}; byte-level BPE is supported"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -125,6 +126,66 @@ def test_damaged_files_are_refused_with_their_place(tmp_path):
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(VocabularyError, match=r"tokenizer\.json: not JSON"):
         load_vocabulary(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"tokens": [1, 2]}, "malformed"),
+        ({"tokens": 7}, "tokens is no list"),
+        ({"tokens": "ab"}, "tokens is no list"),
+        ({"tokens": []}, "without tokens"),
+        ({"token_type": 7}, "malformed"),
+        ({"eos_token_id": "x"}, "EOS id 'x'"),
+        ({"eos_token_id": [0]}, "malformed"),
+        ({"eos_token_id": 1.0}, r"EOS id 1\.0"),
+    ],
+)
+def test_malformed_gguf_values_are_refused_with_their_file(changes, problem):
+    """A worker or a tokenizer that cannot start says so in one line."""
+    fields = {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    tokens = changes.get("tokens")
+    if isinstance(tokens, list):
+        fields["tokenizer.ggml.token_type"] = [1] * len(tokens)
+    with pytest.raises(VocabularyError, match=f"^file.*{problem}"):
+        vocabulary_from_gguf(GGUF | fields, "file")
+
+
+MODEL = {"type": "BPE", "vocab": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "problem"),
+    [
+        ("tokenizer.json", {"model": {"type": "BPE"}}, r"malformed: KeyError: 'vocab'"),
+        ("tokenizer.json", {"model": "BPE"}, "malformed: AttributeError"),
+        ("tokenizer.json", {"model": MODEL | {"vocab": ["a"]}}, "malformed"),
+        ("tokenizer.json", {"model": MODEL | {"vocab": {"a": -1}}}, "id is -1; from 0 to 4194303"),
+        ("tokenizer.json", {"model": MODEL | {"vocab": {"a": "q"}}}, "id is 'q'"),
+        ("tokenizer.json", {"model": MODEL | {"vocab": {"a": 10**12}}}, "id is 1000000000000;"),
+        ("tokenizer.json", {"added_tokens": [{"content": "x"}]}, "malformed: KeyError: 'id'"),
+        ("tokenizer.json", {"added_tokens": [{"id": 0, "content": 5, "special": True}]},
+         "malformed"),
+        ("tokenizer.json", {"added_tokens": 5}, "malformed"),
+        ("tokenizer.json", {"decoder": {"type": "Sequence", "decoders": 5}}, "malformed"),
+        ("config.json", {"vocab_size": "x"}, r"config\.json: vocab_size is 'x'"),
+        ("config.json", {"vocab_size": 10**12}, r"vocab_size is 1000000000000; from 0"),
+        ("config.json", {"eos_token_id": "x"}, "EOS id 'x'"),
+        ("config.json", {"eos_token_id": {"a": 1}}, "malformed"),
+    ],
+)  # fmt: skip
+def test_malformed_folders_are_refused_with_their_file(tmp_path, file, fields, problem):
+    """Before any memory is spent on an id that is far beyond every vocabulary."""
+    folder = write_folder(tmp_path)
+    content = json.loads((folder / file).read_text()) | fields
+    with pytest.raises(VocabularyError, match=rf"^{re.escape(str(tmp_path))}.*{problem}"):
+        load_vocabulary(write_folder(tmp_path, **{file: content}))
+
+
+def test_json_as_deep_as_it_is_long_is_refused(tmp_path):
+    (write_folder(tmp_path) / "tokenizer.json").write_text("[" * 200_000)
+    with pytest.raises(VocabularyError, match=r"tokenizer\.json: not JSON"):
+        load_vocabulary(tmp_path)
 
 
 def test_reading_needs_neither_torch_nor_tokenizers(golden_model):

@@ -1,6 +1,7 @@
 """The text side of a model, from a folder."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -63,6 +64,22 @@ def test_truncation_and_padding_of_the_file_are_not_applied(folder):
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     change(folder / "tokenizer.json", truncation=cut)
     assert len(load_text_model(folder).codec.encode("abcdef")) == 6
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "problem"),
+    [
+        ("tokenizer.json", {"pre_tokenizer": {"type": "None such"}}, "library refuses it"),
+        ("tokenizer_config.json", {"bos_token": {"text": "x"}}, "malformed: KeyError"),
+        ("tokenizer_config.json", {"chat_template": 5}, "chat template is no text"),
+        ("tokenizer_config.json", {"chat_template": [5]}, "malformed: TypeError"),
+    ],
+)
+def test_malformed_files_are_refused_with_their_folder(folder, file, fields, problem):
+    """In one line that an operator can use."""
+    change(folder / file, **fields)
+    with pytest.raises(VocabularyError, match=rf"^{re.escape(str(folder))}.*{problem}"):
+        load_text_model(folder)
 
 
 def test_other_tokenizers_are_refused_by_name(folder):

@@ -140,3 +140,14 @@ def test_warming_up_leaves_nothing_behind(pair):
     assert warm.num_positions_fed == 0
     output = step(scheduled(1, PROMPT, 0, BLOCKS))
     assert warm.execute(output) == cold.execute(output)
+
+
+def test_a_model_that_gives_no_numbers_does_not_warm_up(pair):
+    """Finite weights can still overflow in a narrow dtype."""
+
+    class Overflowing(Counting):
+        def logits(self, hidden):
+            return super().logits(hidden) + float("nan")
+
+    with pytest.raises(ValueError, match="logits are NaN or infinite"):
+        runner(Overflowing(pair[1])).warm_up()

@@ -174,6 +174,55 @@ def test_gguf_tensors_missing_and_surplus_are_named(tmp_path, network):
     assert "surplus: rope_freqs.weight" in message
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(folder, broken):
+    """Every answer would be worthless; a worker does not get ready with them."""
+
+    def damage(state):
+        state[NAME][3, 4] = broken
+
+    rewrite(folder, damage)
+    with pytest.raises(WeightsError, match=rf"hold NaN or infinity in .*{NAME}.* \(as float32\)"):
+        tensors(folder)
+
+
+def test_weights_too_large_for_the_dtype_are_named(folder):
+    rewrite(folder, lambda state: state[NAME].fill_(1e30))
+    with pytest.raises(WeightsError, match=r"as float16"):
+        tensors(folder, torch.float16)
+
+
+@pytest.mark.parametrize("num_layers", [2**32 - 1, 10**18])
+def test_more_layers_than_tensors_are_refused_at_once(folder, num_layers):
+    """Before a list of their tensors fills the memory."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
+    with pytest.raises(ValueError, match=rf"num_layers is {num_layers}, .* has \d+ tensors"):
+        open_checkpoint(folder)
+
+
+def test_more_gguf_blocks_than_tensors_are_refused_at_once(tmp_path, network):
+    write_gguf(tmp_path / "m.gguf", network)
+    raw = bytearray((tmp_path / "m.gguf").read_bytes())
+    name = b"llama.block_count"
+    at = raw.index(name) + len(name) + 4
+    raw[at : at + 4] = b"\xff\xff\xff\xff"
+    (tmp_path / "m.gguf").write_bytes(raw)
+    with pytest.raises(ValueError, match=r"num_layers is 4294967295, .* has \d+ tensors"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_a_gguf_type_that_cannot_be_dequantised_is_named(tmp_path, network):
+    write_gguf(tmp_path / "m.gguf", network)
+    raw = bytearray((tmp_path / "m.gguf").read_bytes())
+    name = b"output_norm.weight"
+    at = raw.index(name) + len(name) + 4 + 8
+    raw[at : at + 4] = int(GGMLQuantizationType.I32).to_bytes(4, "little")
+    (tmp_path / "m.gguf").write_bytes(raw)
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight is of type I32"):
+        tensors(tmp_path / "m.gguf")
+
+
 def test_a_truncated_gguf_names_the_tensor_and_both_sizes(tmp_path, network):
     path = tmp_path / "m.gguf"
     write_gguf(path, network)

@@ -1,5 +1,6 @@
 """What a model is, whichever kind of file described it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,16 @@ class ModelConfig:
         if outside:
             raise ConfigError(f"EOS id {outside[0]} lies outside vocab_size {self.vocab_size}")
 
+    def check_num_layers(self, num_tensors: int) -> None:
+        """Raises ConfigError for more layers than the checkpoint has tensors.
+
+        It costs nothing, unlike a list of the tensors that so many layers would have.
+        """
+        if self.num_layers > num_tensors:
+            raise ConfigError(
+                f"num_layers is {self.num_layers}, but the checkpoint has {num_tensors} tensors"
+            )
+
 
 _COUNTS = (
     "vocab_size",
@@ -78,6 +89,8 @@ class Fields:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, value, "a number")
+        if not math.isfinite(value):
+            raise self._wrong(name, value, "a finite number")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:

@@ -87,7 +87,7 @@ def _architecture_values(file: GGUFFile, architecture: str) -> dict[str, Any]:
 
 def _embedding_rows(file: GGUFFile) -> int | None:
     info = file.tensors.get(_EMBEDDING)
-    return info.shape[0] if info is not None else None
+    return info.shape[0] if info is not None and info.shape else None
 
 
 def _eos_token_ids(file: GGUFFile) -> frozenset[int]:

@@ -37,7 +37,11 @@ class GGUFWeights:
         info = self._infos[name]
         kind = GGMLQuantizationType(info.ggml_type)
         raw = np.frombuffer(self._file.data, np.uint8, _num_bytes(info), info.offset)
-        values = dequantize(raw.reshape(*info.shape[:-1], -1), kind)
+        try:
+            values = dequantize(raw.reshape(*info.shape[:-1], -1), kind)
+        except NotImplementedError:
+            problem = f"{name} is of type {kind.name}, which cannot be dequantised"
+            raise WeightsError(f"{self._file.path}: {problem}") from None
         tensor = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))
         heads = self._interleaved_heads(name)
         return _half_rotation_order(tensor, heads) if heads else tensor

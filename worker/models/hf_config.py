@@ -100,7 +100,7 @@ def _unhonoured(values: dict[str, Any]) -> dict[str, Any]:
 
 def _architecture(where: str, values: dict[str, Any]) -> str:
     names = values.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in _ARCHITECTURES:
+    if not isinstance(names, list) or len(names) != 1 or str(names[0]) not in _ARCHITECTURES:
         supported = ", ".join(_ARCHITECTURES)
         raise ConfigError(f"{where}: architectures = {names!r} is not supported ({supported} is)")
     return _ARCHITECTURES[names[0]]
@@ -134,7 +134,7 @@ def _eos_token_ids(folder: Path, fields: Fields) -> frozenset[int]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: not a JSON object")

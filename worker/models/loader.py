@@ -49,7 +49,9 @@ def _open_folder(folder: Path) -> Checkpoint:
     from worker.models.safetensors_weights import SafetensorsWeights
 
     config = read_hf_config(folder)
-    return Checkpoint(config, family_of(config.architecture), SafetensorsWeights(folder))
+    family, source = family_of(config.architecture), SafetensorsWeights(folder)
+    config.check_num_layers(len(source.shapes()))
+    return Checkpoint(config, family, source)
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -58,6 +60,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
     file = read_gguf(path)
     config = read_gguf_config(file)
+    config.check_num_layers(len(file.tensors))
     family = family_of(config.architecture)
     names = {name: family.gguf_name(name) for name in expected_shapes(family.parameters(config))}
     source = GGUFWeights(file, names, lambda name: family.gguf_interleaved_heads(name, config))

@@ -36,7 +36,8 @@ def load_parameters(
     """Parameter name -> tensor of `dtype`. `progress` gets (tensors read, tensors in all).
 
     Raises WeightsError, before anything is read, if a tensor is missing, surplus or of
-    another shape. Tensors are read ahead by threads; only the caller's thread runs torch.
+    another shape; while reading, for one that is not finite. Tensors are read ahead by
+    threads; only the caller's thread runs torch.
     """
     check_shapes(expected_shapes(parameters), source.shapes())
     names = [part.name for parameter in parameters for part in parameter.parts]
@@ -45,7 +46,8 @@ def load_parameters(
         tensors = _read_ahead(readers, source.read, names)
         done = 0
         for parameter in parameters:
-            loaded[parameter.name] = _joined(parameter, tensors, dtype)
+            loaded[parameter.name] = whole = _joined(parameter, tensors, dtype)
+            _check_finite(parameter, whole)
             done += len(parameter.parts)
             progress(done, len(names))
     return loaded
@@ -85,6 +87,14 @@ def _joined(
         whole[start : start + part.shape[0]].copy_(next(tensors))
         start += part.shape[0]
     return whole
+
+
+def _check_finite(parameter: Parameter, whole: torch.Tensor) -> None:
+    """One such number in a matrix makes every token's logits worthless."""
+    if not all(bound.isfinite() for bound in torch.aminmax(whole)):
+        names = ", ".join(part.name for part in parameter.parts)
+        kind = str(whole.dtype).removeprefix("torch.")
+        raise WeightsError(f"the weights hold NaN or infinity in {names} (as {kind})")
 
 
 def _read_ahead(
