@@ -92,7 +92,7 @@ def run(runner, starts, max_num_seqs, max_num_batched_tokens):
     pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
     scheduler = Scheduler(
         pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=2048,
+        max_model_len=2048, enable_prefix_caching=False,
     )  # fmt: skip
     sequences = {
         index: Sequence(
