@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import structlog
 
 from noria.reasons import Reason, RequestError
 from noria.service import errors
+from noria.service.log import places_of
 from noria.service.trace import TraceContext, trace_of
 from router import wire_record
 from router.auth import KeyRing, Tenant
@@ -139,13 +139,12 @@ class Calls:
 
     def _log_defect(self, record: RequestRecord, error: Exception) -> None:
         """Where it happened, without the exception's message, which may quote a prompt."""
-        frames = traceback.extract_tb(error.__traceback__)
         self._log.error(
             "defect",
             request_id=record.request_id,
             trace_id=record.trace_id,
             error=type(error).__name__,
-            at=[f"{frame.filename}:{frame.lineno}" for frame in frames],
+            where=places_of(error),
         )
 
 

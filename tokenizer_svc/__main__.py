@@ -5,14 +5,13 @@ import os
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 import click
 import structlog
 
-from noria.service.log import LEVELS, configure_logging
+from noria.service.log import LEVELS, configure_logging, places_of
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import unless
@@ -55,10 +54,7 @@ async def serve(config: TokenizerConfig, log: structlog.typing.FilteringBoundLog
         log.info("progress", stage=stage, done=done, total=total)
 
     def on_failure(failure: Exception) -> None:
-        # The traceback's places alone: an exception's text could hold what a request sent.
-        frames = traceback.extract_tb(failure.__traceback__)
-        where = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
-        log.error("call failed", kind=type(failure).__name__, where=where)
+        log.error("call failed", kind=type(failure).__name__, where=places_of(failure))
 
     try:
         async with running_tokenizer(

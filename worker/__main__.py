@@ -11,7 +11,7 @@ from typing import Any
 import click
 import structlog
 
-from noria.service.log import LEVELS, configure_logging
+from noria.service.log import LEVELS, configure_logging, places_of
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import first_of, unless
@@ -94,8 +94,7 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
             log.info("progress", stage=stage, done=done, total=total)
 
     def on_failure(failure: Exception) -> None:
-        # The traceback alone: an exception's text could hold what a request sent.
-        log.error("batch failed", kind=type(failure).__name__, where=_where(failure))
+        log.error("batch failed", kind=type(failure).__name__, where=places_of(failure))
 
     try:
         async with running_worker(config, on_progress=on_progress, on_failure=on_failure) as worker:
@@ -136,22 +135,11 @@ async def _until_stopped(
 
     async def crash() -> None:
         failure = await worker.crashed()
-        log.error("engine crashed", kind=type(failure).__name__, where=_where(failure))
+        log.error("engine crashed", kind=type(failure).__name__, where=places_of(failure))
         ended["status"] = 1
 
     await first_of(serve_and_drain(), crash())
     return max(ended.values())
-
-
-def _where(failure: BaseException) -> list[str]:
-    """The traceback's places, without the exception's text."""
-    places = []
-    at = failure.__traceback__
-    while at is not None:
-        code = at.tb_frame.f_code
-        places.append(f"{Path(code.co_filename).name}:{at.tb_lineno} {code.co_name}")
-        at = at.tb_next
-    return places
 
 
 if __name__ == "__main__":

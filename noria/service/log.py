@@ -1,6 +1,8 @@
 """Structured logs: JSON lines on stderr, one event per line."""
 
 import sys
+import traceback
+from pathlib import Path
 
 import structlog
 
@@ -26,3 +28,9 @@ def configure_logging(service: str, level: str = "info") -> structlog.typing.Fil
     )
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(service=service)
     return logger
+
+
+def places_of(error: BaseException) -> list[str]:
+    """A traceback's places, without the exception's text: that could hold what a request sent."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
