@@ -133,6 +133,8 @@ def _priority(priority: int) -> int:
 
 
 def _stop_sequences(spec: Spec) -> Iterator[str]:
+    total = sum(len(text.encode()) for text in spec.stop_sequences)
+    at_most("stop_sequences", total, limits.MAX_STOP_SEQUENCES_BYTES, "bytes together")
     for index, text in enumerate(spec.stop_sequences):
         field = f"stop_sequences[{index}]"
         if not text:

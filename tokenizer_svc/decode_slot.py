@@ -1,10 +1,14 @@
 """One output on its way from ids to text: characters, stop strings, byte offsets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from noria.reasons import invalid_field
-from noria.service.limits import MAX_STOP_SEQUENCE_BYTES, MAX_STOP_SEQUENCES
+from noria.service.limits import (
+    MAX_STOP_SEQUENCE_BYTES,
+    MAX_STOP_SEQUENCES,
+    MAX_STOP_SEQUENCES_BYTES,
+)
 from noria.service.vocabulary import Vocabulary
 from tokenizer_svc.detokenizer import Detokenizer, piece_of
 from tokenizer_svc.stop import StopAutomaton, StopMatcher
@@ -61,16 +65,22 @@ class DecodedText:
 class DecodeSlot:
     """Decodes one output. A deterministic function of its options and ids.
 
-    Raises RequestError (INVALID_FIELD) for bad stop strings.
+    `automaton_of` gives the automaton of stop strings that were checked. Raises RequestError
+    (INVALID_FIELD) for bad stop strings.
     """
 
-    def __init__(self, vocabulary: Vocabulary, options: SlotOptions) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        options: SlotOptions,
+        automaton_of: Callable[[tuple[str, ...]], StopAutomaton] = StopAutomaton,
+    ) -> None:
         check_stop_sequences(options.stop_sequences)
         self._vocabulary = vocabulary
         self._min_tokens = options.min_tokens
         self._detokenizer = Detokenizer(vocabulary, skip_special=options.skip_special)
         stops = options.stop_sequences
-        self._matcher = StopMatcher(StopAutomaton(stops)) if stops else None
+        self._matcher = StopMatcher(automaton_of(stops)) if stops else None
         self.num_ids = 0
         self.num_bytes = 0
         self.stop: StopFound | None = None
@@ -118,8 +128,11 @@ def check_stop_sequences(stops: Sequence[str]) -> None:
     """Raises RequestError (INVALID_FIELD) naming the stop string and both numbers."""
     if len(stops) > MAX_STOP_SEQUENCES:
         raise invalid_field("stop_sequences", f"{len(stops)} strings; at most {MAX_STOP_SEQUENCES}")
-    for i, stop in enumerate(stops):
-        size = len(stop.encode())
+    sizes = [len(stop.encode()) for stop in stops]
+    for i, size in enumerate(sizes):
         if not 1 <= size <= MAX_STOP_SEQUENCE_BYTES:
             problem = f"{size} bytes; from 1 to {MAX_STOP_SEQUENCE_BYTES}"
             raise invalid_field(f"stop_sequences[{i}]", problem)
+    if sum(sizes) > MAX_STOP_SEQUENCES_BYTES:
+        problem = f"{sum(sizes)} bytes together; at most {MAX_STOP_SEQUENCES_BYTES}"
+        raise invalid_field("stop_sequences", problem)

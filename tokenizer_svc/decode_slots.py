@@ -1,6 +1,7 @@
 """The decode slots of one router, and what waits to go back to it."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from noria.service.outbox import Outbox
 from noria.service.vocabulary import Vocabulary
 from tokenizer_svc.decode_slot import DecodedText, DecodeSlot, SlotOptions
 from tokenizer_svc.detokenizer import UnknownTokenError
+from tokenizer_svc.stop import StopAutomaton
 
 
 @dataclass
@@ -50,6 +52,10 @@ class DecodeSlots:
         self._clock = clock
         self._max_slots = max_slots
         self._slots: dict[int, DecodeSlot] = {}
+        # Alive as long as a slot uses them: requests of one kind have the same stop strings.
+        self._automata: weakref.WeakValueDictionary[tuple[str, ...], StopAutomaton] = (
+            weakref.WeakValueDictionary()
+        )
         self.outbox: Outbox[PendingTexts] = Outbox(merge_pending, clock=clock)
 
     @property
@@ -64,7 +70,7 @@ class DecodeSlots:
             self.fail(slot, f"{len(self._slots)} slots are open; at most {self._max_slots}")
         else:
             try:
-                self._slots[slot] = DecodeSlot(self._vocabulary, options)
+                self._slots[slot] = DecodeSlot(self._vocabulary, options, self._automaton)
             except RequestError as error:
                 self.fail(slot, error.message)
 
@@ -78,7 +84,7 @@ class DecodeSlots:
             answer.pieces = decoder.pieces(wanted_ids)
             answer.text = [decoder.feed(token_ids)]
         except UnknownTokenError as error:
-            self.fail(slot, str(error))
+            self.fail(slot, f"token_ids: {error}")
             return
         answer.num_ids, answer.stop = decoder.num_ids, decoder.stop
         self._put(answer)
@@ -97,6 +103,12 @@ class DecodeSlots:
         """Close a slot with an error, whether or not it is open."""
         self._slots.pop(slot, None)
         self._put(DecodedText(slot, self._clock(), closed=True, error=error))
+
+    def _automaton(self, stops: tuple[str, ...]) -> StopAutomaton:
+        automaton = self._automata.get(stops)
+        if automaton is None:
+            automaton = self._automata[stops] = StopAutomaton(stops)
+        return automaton
 
     def announce_draining(self) -> None:
         """Ask the router to open new slots elsewhere."""

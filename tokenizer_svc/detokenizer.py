@@ -6,7 +6,7 @@ from noria.service.vocabulary import Vocabulary
 
 
 class UnknownTokenError(ValueError):
-    """An id outside the vocabulary."""
+    """An id outside the vocabulary. The message may be logged: it does not name the id."""
 
 
 class Detokenizer:
@@ -36,7 +36,5 @@ class Detokenizer:
 def piece_of(vocabulary: Vocabulary, token_id: int) -> bytes:
     """The bytes of one id; may be part of a character. Raises UnknownTokenError."""
     if not 0 <= token_id < len(vocabulary):
-        raise UnknownTokenError(
-            f"token id {token_id} is outside the vocabulary of {len(vocabulary)} ids"
-        )
+        raise UnknownTokenError(f"not below {len(vocabulary)}, the size of the vocabulary")
     return vocabulary.pieces[token_id]

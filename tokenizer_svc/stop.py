@@ -1,68 +1,92 @@
 """Finds stop strings in a stream of text (Aho and Corasick, 1975)."""
 
 import re
-from collections import deque
+from array import array
 from collections.abc import Sequence
 
 _ROOT = 0
+_NONE = -1
 
 
 class StopAutomaton:
     """All stop strings as one automaton: a letter costs the same however many there are.
 
-    Nodes are the beginnings of stop strings; the current node is the longest one that the
-    text ends with. Raises ValueError for an empty stop string.
+    Nodes are the beginnings of stop strings, numbered as they are met; the current node is
+    the longest one that the text ends with. Nearly all nodes have one child, which is the
+    next number: a node takes 16 bytes. Raises ValueError for an empty stop string.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
         if not all(stop_strings):
             raise ValueError("a stop string is empty")
         self.stop_strings = tuple(stop_strings)
-        self._edges: list[dict[str, int]] = [{}]
-        self._fail = [_ROOT]
-        # Per node: which stop string ends there, and how much text may still become one.
-        self.match: list[int | None] = [None]
-        self.held_length = [0]
+        # Per node: the letter that leads to the next number, the fail link, which stop string
+        # ends there, and how much text may still become one (until linked: its length).
+        self._letter = array("i", [_NONE])
+        self._fail = array("i", [_ROOT])
+        self._match = array("i", [_NONE])
+        self.held_length = array("i", [0])
+        # The other children, by node and letter.
+        self._branches: dict[tuple[int, int], int] = {}
+        arrivals = [(_ROOT, _NONE)]
         for index, stop in enumerate(stop_strings):
-            self._insert(stop, index)
-        self._link()
-        first_letters = "".join(map(re.escape, self._edges[_ROOT]))
+            self._insert(stop, index, arrivals)
+        self._link(arrivals)
+        first_letters = "".join({re.escape(stop[0]) for stop in stop_strings})
         self._first = re.compile(f"[{first_letters}]" if first_letters else "(?!)")
 
-    def _insert(self, stop: str, index: int) -> None:
+    def _insert(self, stop: str, index: int, arrivals: list[tuple[int, int]]) -> None:
+        """Add what is new of a stop string; `arrivals` has each node's parent and letter."""
         node = _ROOT
-        for depth, letter in enumerate(stop, start=1):
-            if letter not in self._edges[node]:
-                self._edges[node][letter] = len(self._edges)
-                self._edges.append({})
-                self._fail.append(_ROOT)
-                self.match.append(None)
-                self.held_length.append(depth)
-            node = self._edges[node][letter]
-        if self.match[node] is None:
-            self.match[node] = index
+        for letter in map(ord, stop):
+            child = self._child(node, letter)
+            if child is None:
+                child = len(arrivals)
+                arrivals.append((node, letter))
+                self._append(node, letter)
+            node = child
+        if self._match[node] == _NONE:
+            self._match[node] = index
 
-    def _link(self) -> None:
-        """Set each node's fail link, in breadth-first order, and what depends on it."""
-        waiting = deque(self._edges[_ROOT].values())
-        while waiting:
-            node = waiting.popleft()
-            fail = self._fail[node]
-            ends = [i for i in (self.match[node], self.match[fail]) if i is not None]
-            self.match[node] = min(ends, default=None)
-            if not self._edges[node]:
+    def _append(self, parent: int, letter: int) -> None:
+        if parent == len(self._letter) - 1:
+            self._letter[parent] = letter
+        else:
+            self._branches[parent, letter] = len(self._letter)
+        self._letter.append(_NONE)
+        self._fail.append(_ROOT)
+        self._match.append(_NONE)
+        self.held_length.append(self.held_length[parent] + 1)
+
+    def _child(self, node: int, letter: int) -> int | None:
+        return node + 1 if self._letter[node] == letter else self._branches.get((node, letter))
+
+    def _link(self, arrivals: Sequence[tuple[int, int]]) -> None:
+        """Set each node's fail link, shorter nodes first, and what depends on it."""
+        branching = {node for node, _ in self._branches}
+        for node in sorted(range(1, len(arrivals)), key=self.held_length.__getitem__):
+            parent, letter = arrivals[node]
+            fail = _ROOT if parent == _ROOT else self._step(self._fail[parent], letter)
+            self._fail[node] = fail
+            ends = [i for i in (self._match[node], self._match[fail]) if i != _NONE]
+            self._match[node] = min(ends, default=_NONE)
+            if self._letter[node] == _NONE and node not in branching:
                 self.held_length[node] = self.held_length[fail]
-            for letter, child in self._edges[node].items():
-                self._fail[child] = self.step(fail, letter)
-                waiting.append(child)
 
     def step(self, node: int, letter: str) -> int:
         """The node after one more letter."""
-        while letter not in self._edges[node]:
+        return self._step(node, ord(letter))
+
+    def _step(self, node: int, letter: int) -> int:
+        while (child := self._child(node, letter)) is None:
             if node == _ROOT:
                 return _ROOT
             node = self._fail[node]
-        return self._edges[node][letter]
+        return child
+
+    def match(self, node: int) -> int | None:
+        """The index of the stop string that ends at a node."""
+        return None if self._match[node] == _NONE else self._match[node]
 
     def next_start(self, text: str, position: int) -> int:
         """Where from `position` on a stop string may begin; the text's end if nowhere."""
@@ -98,7 +122,7 @@ class StopMatcher:
                     break
             node = automaton.step(node, whole[position])
             position += 1
-            matched = automaton.match[node]
+            matched = automaton.match(node)
             if matched is not None and counts:
                 self._held = ""
                 return whole[: position - len(automaton.stop_strings[matched])], matched

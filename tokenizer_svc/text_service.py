@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from noria.reasons import Reason, RequestError, invalid_field
-from noria.service.limits import MAX_DECODE_IDS
+from noria.service.limits import MAX_DECODE_IDS, MAX_MODEL_NAME_BYTES
 from noria.service.vocabulary import Vocabulary
 from tokenizer_svc.chat_encoder import ChatEncoder
 from tokenizer_svc.chat_template import ChatTemplate
@@ -27,20 +27,28 @@ class TextService:
     template_fingerprint: str
 
     def check_model(self, name: str) -> None:
-        """Raises RequestError (MODEL_NOT_FOUND) unless the name is empty or this model's."""
+        """Raises RequestError unless the name is empty or this model's.
+
+        MODEL_NOT_FOUND, or INVALID_FIELD for one too long. A name that is not known is not
+        repeated: it could be anything.
+        """
+        size = len(name.encode())
+        if size > MAX_MODEL_NAME_BYTES:
+            raise invalid_field("model", f"{size} bytes; at most {MAX_MODEL_NAME_BYTES}")
         if name not in ("", self.name):
-            raise RequestError(
-                Reason.MODEL_NOT_FOUND, f"model {name!r} is not served here; {self.name!r} is"
-            )
+            raise RequestError(Reason.MODEL_NOT_FOUND, f"model: not served here; {self.name!r} is")
 
     def decode(self, token_ids: Sequence[int]) -> list[bytes]:
         """The bytes of each id. Raises RequestError (INVALID_FIELD)."""
         if len(token_ids) > MAX_DECODE_IDS:
             raise invalid_field("token_ids", f"{len(token_ids)} ids; at most {MAX_DECODE_IDS}")
-        try:
-            return [piece_of(self.vocabulary, token_id) for token_id in token_ids]
-        except UnknownTokenError as error:
-            raise invalid_field("token_ids", str(error)) from None
+        pieces = []
+        for index, token_id in enumerate(token_ids):
+            try:
+                pieces.append(piece_of(self.vocabulary, token_id))
+            except UnknownTokenError as error:
+                raise invalid_field(f"token_ids[{index}]", str(error)) from None
+        return pieces
 
 
 def load_text_service(

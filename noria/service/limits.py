@@ -24,6 +24,8 @@ MAX_PROMPT_IDS = 1_048_576
 MAX_STOP_SEQUENCES = 16
 # Size of one stop string in UTF-8; at least 1.
 MAX_STOP_SEQUENCE_BYTES = 256
+# Size of all stop strings together in UTF-8.
+MAX_STOP_SEQUENCES_BYTES = 1_024
 # Stop ids of a request.
 MAX_STOP_TOKEN_IDS = 64
 # Entries of `logit_bias`.

@@ -45,6 +45,7 @@ BAD = [
     (spec(stop_sequences=["x"] * 17), "stop_sequences", ["17", "16"]),
     (spec(stop_sequences=["a", ""]), "stop_sequences[1]", ["0", "1"]),
     (spec(stop_sequences=["é" * 129]), "stop_sequences[0]", ["258", "256"]),
+    (spec(stop_sequences=["é" * 64] * 8 + ["x"]), "stop_sequences", ["1025", "1024"]),
     (spec(tools=[chat_pb2.Tool()] * 129), "tools", ["129", "128"]),
     (spec(temperature=-0.5), "sampling.temperature", ["-0.5", "0"]),
     (spec(temperature=2.5), "sampling.temperature", ["2.5", "2"]),

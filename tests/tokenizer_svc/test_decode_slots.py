@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.support.vocabularies import bytes_vocabulary
+from tokenizer_svc import decode_slots
 from tokenizer_svc.decode_slot import SlotOptions
 from tokenizer_svc.decode_slots import DecodeSlots
+from tokenizer_svc.stop import StopAutomaton
 
 BYTES = bytes_vocabulary()
 
@@ -104,7 +106,7 @@ async def test_errors_close_their_own_slot_alone():
     texts = {text.slot: text for text in await taken(slots)}
     assert "".join(texts[1].text) == "AB"
     assert not texts[1].closed
-    assert "9999 is outside the vocabulary of 257 ids" in texts[2].error
+    assert texts[2].error == "token_ids: not below 257, the size of the vocabulary"
     assert "stop_sequences[0]: 0 bytes" in texts[3].error
     assert "open already" in texts[4].error
     assert texts[5].error == "2 slots are open; at most 2"
@@ -163,3 +165,24 @@ class DecodeSlotsMachine(RuleBasedStateMachine):
 
 TestDecodeSlotsMachine = DecodeSlotsMachine.TestCase
 TestDecodeSlotsMachine.settings = settings(max_examples=60, stateful_step_count=25)
+
+
+def test_slots_with_the_same_stop_strings_share_one_automaton(monkeypatch):
+    """It is built once, kept as long as a slot uses it, and no longer."""
+    built = []
+
+    class Counting(StopAutomaton):
+        def __init__(self, stops):
+            built.append(stops)
+            super().__init__(stops)
+
+    monkeypatch.setattr(decode_slots, "StopAutomaton", Counting)
+    slots = DecodeSlots(BYTES)
+    for slot in (1, 2):
+        slots.open(slot, SlotOptions(stop_sequences=("x", "y")))
+    slots.open(3, SlotOptions(stop_sequences=("y", "x")))
+    assert built == [("x", "y"), ("y", "x")]
+    for slot in (1, 2):
+        slots.close(slot, flush=False)
+    slots.open(4, SlotOptions(stop_sequences=("x", "y")))
+    assert built == [("x", "y"), ("y", "x"), ("x", "y")]

@@ -53,9 +53,9 @@ def test_control_tokens_are_left_out_unless_asked_for():
 
 
 @pytest.mark.parametrize("token_id", [257, -1, 2**31, 2**40])
-def test_ids_outside_the_vocabulary_are_named(token_id):
-    """With both numbers; never an IndexError, never another id's text."""
-    with pytest.raises(UnknownTokenError, match=f"{token_id} is outside the vocabulary of 257"):
+def test_ids_outside_the_vocabulary_are_refused(token_id):
+    """Never an IndexError, never another id's text; nor is the id told to a log."""
+    with pytest.raises(UnknownTokenError, match=r"^not below 257, "):
         Detokenizer(BYTES, skip_special=True).push(token_id)
 
 

@@ -1,6 +1,7 @@
 """Stop strings: against an oracle that sees the whole text, however it is cut."""
 
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -119,6 +120,19 @@ def test_an_empty_stop_string_is_refused():
     """STP-08: it would end every output before it began."""
     with pytest.raises(ValueError, match="empty"):
         StopAutomaton(["a", ""])
+
+
+def test_the_longest_stop_strings_take_little_memory():
+    """A slot with 1,024 letters of stop strings: about 16 bytes for each."""
+    stops = [chr(ord("a") + i) * 64 for i in range(16)]
+    StopAutomaton(stops)
+    tracemalloc.start()
+    try:
+        kept = [StopAutomaton(stops) for _ in range(10)]
+        size = tracemalloc.get_traced_memory()[0] / len(kept)
+    finally:
+        tracemalloc.stop()
+    assert size < 32 * 1024
 
 
 def test_a_letter_costs_the_same_however_much_is_held_and_however_many_strings():

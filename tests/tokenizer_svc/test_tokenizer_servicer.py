@@ -97,7 +97,7 @@ async def test_unknown_ids_fail_their_own_call_alone(stub, token_id):
         await session.feed(1, YES)
         request = tokenizer_pb2.DecodeRequest(token_ids=[YES, token_id])
         status = grpc.StatusCode.INVALID_ARGUMENT
-        assert await refused(stub.Decode(request)) == (status, "INVALID_FIELD", ["token_ids"])
+        assert await refused(stub.Decode(request)) == (status, "INVALID_FIELD", ["token_ids[1]"])
         await session.feed(1, FRUIT)
         await session.until(lambda: session.text(1) == "네 과일입니다.")
 
@@ -116,7 +116,7 @@ async def test_a_slot_with_an_unknown_id_fails_alone(stub):
         await session.open(1)
         await session.open(2)
         await session.feed(1, 2**31)
-        assert "2147483648 is outside the vocabulary" in (await session.closed(1)).error
+        assert "token_ids: not below 2" in (await session.closed(1)).error
         await session.feed(2, YES)
         await session.close(2)
         await session.closed(2)
@@ -135,7 +135,18 @@ async def test_unknown_models_are_not_found(stub):
         assert await refused(call) == (status, "MODEL_NOT_FOUND", [])
     async with decode_client(stub) as session:
         await session.open(1, model="other")
-        assert "'other' is not served here" in (await session.closed(1)).error
+        assert "not served here; 'golden' is" in (await session.closed(1)).error
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("x" * 256, "MODEL_NOT_FOUND"), ("x" * 1_000_000, "INVALID_FIELD")]
+)
+async def test_a_models_name_is_not_repeated(stub, name, reason):
+    """An error beyond the size of metadata would reach nobody, and a name could be anything."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Encode(tokenizer_pb2.EncodeRequest(model=name))
+    assert reason_of(caught.value)[0] == reason
+    assert "xx" not in caught.value.details()
 
 
 @pytest.mark.parametrize("content", ["", " ", "\n\t "])
