@@ -33,6 +33,7 @@ from router.keys_format import KeysFormatError
 @click.option("--max-queued-tokens", default=4_000_000, help="Prompt tokens in the queue.")
 @click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, help="Of a call without one.")
 @click.option("--drain-grace-s", default=60.0, help="For streams to finish after SIGTERM.")
+@click.option("--max-connection-age-s", default=300.0, help="Then a client looks for routers anew.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The least told.")
 @click.option("--parent-pid", type=int, help="End when this process ends.")
 def main(parent_pid: int | None, log_level: str, **options: object) -> None:

@@ -11,6 +11,7 @@ import grpc
 import structlog
 
 from noria.reasons import Reason, RequestError
+from noria.service.channel import connection_age
 from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.v1 import chat_pb2, chat_pb2_grpc
@@ -32,6 +33,7 @@ from router.state import router_state
 from router.token_stream import TokenStream
 from router.tokenizer import Tokenizer
 from router.worker_session import WorkerSession
+from router.worker_state import SilenceLimits
 
 SERVICE_NAME = "noria.v1.ChatService"
 
@@ -134,6 +136,7 @@ class Router:
             address,
             self._instance_id,
             self.registry,
+            limits=SilenceLimits(self._config.load_ttl_s, self._config.stall_min_s),
             dispatch=self._dispatcher.dispatch,
             on_change=self._on_change,
             clock=self._clock,
@@ -160,6 +163,7 @@ class Router:
             new_request_id=lambda: f"req-{self._instance_id}-{secrets.token_hex(16)}",
             default_deadline_s=self._config.default_deadline_s,
             on_end=self._metrics.on_end,
+            on_refused=self._metrics.on_refused,
             clock=self._clock,
             log=self._log,
         )
@@ -233,7 +237,10 @@ async def running_router(
     """
     log = log or structlog.get_logger(service="router")
     router = Router(config, clock=clock, seed_source=seed_source, log=log)
-    async with running_server(router.add_services, [SERVICE_NAME], config.listen) as server:
+    ageing = connection_age(config.max_connection_age_s)
+    async with running_server(
+        router.add_services, [SERVICE_NAME], config.listen, options=ageing
+    ) as server:
         router.address = server.address
         async with (
             background(router.tasks(server)),

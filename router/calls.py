@@ -40,7 +40,8 @@ class Admission:
 class Calls:
     """Runs calls. `new_request_id` makes an id no two requests share.
 
-    `on_end` hears of each record when it is over.
+    `on_end` hears of each record when it is over, `on_refused` of each lookup (GetRequest,
+    CancelRequest, ListModels: they have no record) whose key may not call: method and reason.
     `clock` is the router's, in seconds; `wall_clock` gives seconds since the epoch.
     """
 
@@ -53,6 +54,7 @@ class Calls:
         new_request_id: Callable[[], str],
         default_deadline_s: float,
         on_end: Callable[[RequestRecord], None],
+        on_refused: Callable[[str, Reason], None],
         clock: Callable[[], float],
         log: structlog.typing.FilteringBoundLogger,
         wall_clock: Callable[[], float] = time.time,
@@ -63,14 +65,21 @@ class Calls:
         self._new_request_id = new_request_id
         self._default_deadline_s = default_deadline_s
         self._on_end = on_end
+        self._on_refused = on_refused
         self._clock = clock
         self._log = log
         self._wall_clock = wall_clock
 
     def authenticate(self, method: str, context: Context) -> Tenant:
-        """Whoever calls. Raises INVALID_KEY, METHOD_FORBIDDEN."""
-        tenant = self._tenant(context)
-        tenant.check_method(method)
+        """Who makes a lookup. Raises INVALID_KEY, METHOD_FORBIDDEN: a log line and a counter."""
+        try:
+            tenant = self._tenant(context)
+            tenant.check_method(method)
+        except RequestError as error:
+            trace_id = trace_of(_metadata(context)).trace_id
+            self._log.info("lookup_refused", method=method, outcome=error.reason, trace_id=trace_id)
+            self._on_refused(method, error.reason)
+            raise
         return tenant
 
     async def serve(self, method: str, context: Context, work: Work) -> None:

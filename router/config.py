@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from noria.service.limits import DEFAULT_DEADLINE_S
+from router.step_pace import STALL_MIN_S
+from router.worker_state import LOAD_TTL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +18,10 @@ class RouterConfig:
     `metrics_listen` is host:port for /metrics; empty: none.
     `cache_secret` salts the tenants' cached prefixes; empty: a new one at each start.
     `tokenizer_patience_s` is how long requests wait for a tokenizer that went away,
-    `worker_patience_s` how long queued ones wait for a model's last worker. Raises
-    ValueError for a value out of range.
+    `worker_patience_s` how long queued ones wait for a model's last worker.
+    A worker's load counts for `load_ttl_s`; a step is a stall from `stall_min_s` on at the
+    earliest. A client's connection is renewed after `max_connection_age_s`, its streams stay.
+    Raises ValueError for a value out of range.
     """
 
     tokenizer: str
@@ -35,6 +39,9 @@ class RouterConfig:
     tokenizer_patience_s: float = 10.0
     worker_patience_s: float = 10.0
     tick_s: float = 1.0
+    load_ttl_s: float = LOAD_TTL_S
+    stall_min_s: float = STALL_MIN_S
+    max_connection_age_s: float = 300.0
 
     def __post_init__(self) -> None:
         self._check_keys()
@@ -45,8 +52,9 @@ class RouterConfig:
         for name in ("max_queued_requests", "max_queued_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; at least 1")
-        if not self.default_deadline_s > 0:
-            raise ValueError(f"default-deadline-s: {self.default_deadline_s}; above 0")
+        for name in ("default_deadline_s", "load_ttl_s", "stall_min_s", "max_connection_age_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; above 0")
 
     def _check_keys(self) -> None:
         digest = self.api_key_sha256

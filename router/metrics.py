@@ -23,6 +23,8 @@ _MAX_MODELS = 32
 # Methods whose calls have a record, and those among them that generate.
 _GENERATING = ("StreamChat", "Chat", "StreamCompletion", "Completion")
 _METHODS = (*_GENERATING, "CountTokens", "EstimateChat")
+_LOOKUPS = ("GetRequest", "CancelRequest", "ListModels")
+_KEY_REASONS = (Reason.INVALID_KEY, Reason.METHOD_FORBIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,15 @@ class RouterMetrics:
         for method in _METHODS:
             for outcome in (SERVED, *Reason):
                 self._requests.labels(method, str(outcome))
+        self._refused = Counter(
+            "noria_lookups_refused",
+            "Lookups whose key was refused, by reason.",
+            ["method", "outcome"],
+            registry=registry,
+        )
+        for method in _LOOKUPS:
+            for reason in _KEY_REASONS:
+                self._refused.labels(method, str(reason))
         self._queue_s = _seconds(
             registry, "noria_queue_time_seconds", "Time in the queue, of all that came so far."
         )
@@ -92,6 +103,10 @@ class RouterMetrics:
         self._requests.labels(method, outcome).inc()
         if method in _GENERATING and record.model:
             self._observe(record, self._label(record.model))
+
+    def on_refused(self, method: str, reason: Reason) -> None:
+        """Count a lookup whose key may not make it."""
+        self._refused.labels(method, str(reason)).inc()
 
     def _observe(self, record: RequestRecord, model: str) -> None:
         total_us, phases = record.timeline.read()

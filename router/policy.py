@@ -7,7 +7,13 @@ exceeds it.
 
 Among workers with room the lowest of these wins, in this order:
 
-1. cost in tokens = tokens in flight + block_size x max(0, needed - spare blocks).
+1. cost in tokens = slowness x (tokens in flight + this request's own
+                                + block_size x max(0, needed - spare blocks)).
+   It stands for the time until the request would be done there. Slowness: the worker's
+   median step over the shortest of those with room, rounded to a whole number, at least
+   1; 1 where no step was seen yet. So workers of about one speed (up to 1.5 times) are
+   equal, and one four times slower is given a request once the fast one holds four
+   times as much as it would.
    In flight: prompt and `max_tokens` of everything this router sent there, until its
    terminal entry. Needed: blocks of this request's prompt and `max_tokens`. Spare: free
    blocks (cached ones included) as reported, less those of what waits there and of what
@@ -15,7 +21,7 @@ Among workers with room the lowest of these wins, in this order:
 2. KV pressure = 1 - spare blocks / blocks, within [0, 1].
 3. The worker that was given a request the longest ago (the order of the registry).
 
-Signals that are missing: a load that never came, or is older than `LOAD_TTL_S`, says
+Signals that are missing: a load that never came, or is out of date, says
 nothing, and the worker has no room rather than all of it; so has one that drains, that
 refused since its report, or whose step has stalled. A worker that names no number of
 blocks has no KV pressure. Another router's tokens show in the blocks and places alone.
@@ -25,8 +31,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.worker_state import WorkerState
-
-LOAD_TTL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,8 @@ class Choice:
 
 def has_room(worker: WorkerState, prompt_tokens: int, now: float) -> bool:
     """Whether the worker would take a prompt of this length now, as far as is known."""
-    load, figures = worker.load, worker.figures
-    if load is None or now - load.received_at > LOAD_TTL_S:
+    load, figures = worker.known_load(now), worker.figures
+    if load is None:
         return False
     if load.draining or worker.refused_since_load or worker.is_stalled(now):
         return False
@@ -75,7 +79,8 @@ def pick_worker(workers: Iterable[WorkerState], need: Need, now: float) -> Choic
     with_room = [worker for worker in candidates if has_room(worker, need.prompt_tokens, now)]
     if not with_room:
         return None
-    best = min(with_room, key=lambda worker: (_cost(worker, need), kv_pressure(worker)))
+    fastest_s = min((w.usual_step_s for w in with_room if w.usual_step_s), default=None)
+    best = min(with_room, key=lambda w: (_cost(w, need, fastest_s), kv_pressure(w)))
     note = (
         f"lowest cost of {len(with_room)} with room, {len(candidates)} in all: "
         f"{best.tokens_in_flight} tokens in flight, {_missing_tokens(best, need)} short of KV, "
@@ -90,8 +95,14 @@ def kv_pressure(worker: WorkerState) -> float:
     return min(1.0, max(0.0, 1 - spare_blocks(worker) / blocks)) if blocks else 0.0
 
 
-def _cost(worker: WorkerState, need: Need) -> int:
-    return worker.tokens_in_flight + _missing_tokens(worker, need)
+def _cost(worker: WorkerState, need: Need, fastest_s: float | None) -> int:
+    tokens = worker.tokens_in_flight + need.price + _missing_tokens(worker, need)
+    return slowness(worker.usual_step_s, fastest_s) * tokens
+
+
+def slowness(step_s: float | None, fastest_s: float | None) -> int:
+    """How many times longer a worker's steps take than the fastest's; 1 if unknown."""
+    return max(1, round(step_s / fastest_s)) if step_s and fastest_s else 1
 
 
 def _missing_tokens(worker: WorkerState, need: Need) -> int:

@@ -16,10 +16,13 @@ _SAMPLES = 64
 class StepPace:
     """Times are seconds on the router's clock, when a report came."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_min_s: float = STALL_MIN_S) -> None:
+        self._min_s = stall_min_s
         self._durations: deque[float] = deque(maxlen=_SAMPLES)
         # The age from which a step is a stall; asked for far more often than it changes.
-        self.stall_after_s = STALL_MIN_S
+        self.stall_after_s = stall_min_s
+        # The median step; None until a step of a batch has ended.
+        self.usual_s: float | None = None
         self._step_count = 0
         self._was_busy = False
         self._moved_at = 0.0
@@ -36,8 +39,8 @@ class StepPace:
         if steps:
             if steps > 0 and self._was_busy:
                 self._durations.append((now - self._moved_at) / steps)
-                usual = median(self._durations)
-                self.stall_after_s = max(STALL_MIN_S, STALL_MEDIANS * usual)
+                self.usual_s = median(self._durations)
+                self.stall_after_s = max(self._min_s, STALL_MEDIANS * self.usual_s)
             self._moved_at = now
         self._step_count, self._was_busy = step_count, is_busy
         self._reported_at, self._reported_age = now, step_age_s

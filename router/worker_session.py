@@ -23,7 +23,7 @@ from router.connection import (
 from router.registry import Registry
 from router.requests import Generation
 from router.worker_news import Finish, Refusal
-from router.worker_state import WorkerState
+from router.worker_state import SilenceLimits, WorkerState
 
 
 class WorkerSession:
@@ -39,6 +39,7 @@ class WorkerSession:
         router_instance_id: str,
         registry: Registry,
         *,
+        limits: SilenceLimits,
         dispatch: Callable[[], None],
         on_change: Callable[[], None],
         clock: Callable[[], float],
@@ -47,6 +48,7 @@ class WorkerSession:
         self._address = address
         self._router_instance_id = router_instance_id
         self._registry = registry
+        self._limits = limits
         self._dispatch = dispatch
         self._on_change = on_change
         self._clock = clock
@@ -105,7 +107,8 @@ class WorkerSession:
             raise SessionRefusedError(
                 f"the worker speaks protocol {version}, this router {PROTOCOL_VERSION}"
             )
-        return WorkerState(self._address, wire_worker.worker_figures(response.hello), self)
+        figures = wire_worker.worker_figures(response.hello)
+        return WorkerState(self._address, figures, self, self._limits)
 
     def _connected(self, worker: WorkerState) -> None:
         self._last_break = ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from router.requests import Generation
-from router.step_pace import StepPace
+from router.step_pace import STALL_MIN_S, StepPace
 from router.token_stream import TokenStream
 from router.worker_news import Finish, NewTokens, Refusal, WorkerReport
 
@@ -54,6 +54,17 @@ class LoadReport:
     step_age_s: float = 0.0
 
 
+LOAD_TTL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """When a load report is out of date, and from what age on a step is a stall at all."""
+
+    load_ttl_s: float = LOAD_TTL_S
+    stall_min_s: float = STALL_MIN_S
+
+
 class WorkerLine(Protocol):
     """Carries submits and aborts to a worker, in order, without blocking."""
 
@@ -76,7 +87,13 @@ class Attempt:
 class WorkerState:
     """One session with one worker. `worker_id` is the worker's address."""
 
-    def __init__(self, worker_id: str, figures: WorkerFigures, line: WorkerLine) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        figures: WorkerFigures,
+        line: WorkerLine,
+        limits: SilenceLimits = SilenceLimits(),
+    ) -> None:
         self.worker_id = worker_id
         self.figures = figures
         self.load: LoadReport | None = None
@@ -85,7 +102,8 @@ class WorkerState:
         self.refused_since_load = False
         self.tokens_in_flight = 0
         self._line = line
-        self._pace = StepPace()
+        self._limits = limits
+        self._pace = StepPace(limits.stall_min_s)
         self._submit_number = 0
 
     def submit(self, stream: TokenStream, now: float, routing_note: str = "") -> None:
@@ -125,6 +143,16 @@ class WorkerState:
         self.refused_since_load = False
         is_busy = load.running > 0 or load.waiting > 0
         self._pace.report(load.received_at, load.step_count, load.step_age_s, is_busy=is_busy)
+
+    @property
+    def usual_step_s(self) -> float | None:
+        """The median of its recent steps in seconds; None before the first."""
+        return self._pace.usual_s
+
+    def known_load(self, now: float) -> LoadReport | None:
+        """The last report, unless it is out of date: that means unknown, not zero."""
+        load = self.load
+        return load if load and now - load.received_at <= self._limits.load_ttl_s else None
 
     def step_age_s(self, now: float) -> float:
         """For how long no step has ended although there is work."""

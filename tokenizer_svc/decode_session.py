@@ -8,7 +8,7 @@ from typing import Any
 from noria.reasons import Reason, RequestError
 from noria.service.limits import SESSION_STALL_SECONDS
 from noria.service.outbox import Outbox, OutboxClosedError
-from noria.service.tasks import all_of
+from noria.service.tasks import all_of, first_of
 from noria.v1 import tokenizer_pb2
 from tokenizer_svc.decode_slots import DecodeSlots, PendingTexts
 from tokenizer_svc.text_service import TextService
@@ -16,6 +16,8 @@ from tokenizer_svc.translate import responses, slot_options
 
 # Ids decoded at a stretch before other calls get their turn.
 IDS_PER_TURN = 4096
+# How often a session's writer is looked at.
+_WATCH_S = 0.5
 
 
 async def serve_session(
@@ -31,7 +33,8 @@ async def serve_session(
 
     `on_ids` hears how many ids each message brought. Raises RequestError (SLOW_READER).
     """
-    await all_of(_read(requests, slots, text, on_ids), _write(slots.outbox, write, clock))
+    both = all_of(_read(requests, slots, text, on_ids), _write(slots.outbox, write, clock))
+    await first_of(both, _watch(slots.outbox))
 
 
 async def _read(
@@ -43,12 +46,6 @@ async def _read(
     """Take in the router's messages until it ends its side; the outbox then closes."""
     try:
         async for request in requests:
-            if slots.outbox.waiting_s() > SESSION_STALL_SECONDS:
-                raise RequestError(
-                    Reason.SLOW_READER,
-                    f"texts have waited for {slots.outbox.waiting_s():.0f} s to be read; "
-                    f"at most {SESSION_STALL_SECONDS:.0f} s",
-                )
             on_ids(_num_ids(request))
             await _apply(request, slots, text)
     finally:
@@ -97,6 +94,16 @@ async def _feed(
     for start in range(IDS_PER_TURN, len(token_ids), IDS_PER_TURN):
         await asyncio.sleep(0)
         slots.feed(slot, token_ids[start : start + IDS_PER_TURN])
+
+
+async def _watch(outbox: Outbox[PendingTexts]) -> None:
+    """Give up on a router that reads nothing, also while it says nothing."""
+    while (waited_s := outbox.waiting_s()) <= SESSION_STALL_SECONDS:  # noqa: ASYNC110
+        await asyncio.sleep(_WATCH_S)
+    raise RequestError(
+        Reason.SLOW_READER,
+        f"texts have waited for {waited_s:.0f} s to be read; at most {SESSION_STALL_SECONDS:.0f} s",
+    )
 
 
 async def _write(

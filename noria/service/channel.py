@@ -36,3 +36,19 @@ SERVER_OPTIONS: Options = (
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 500),
     ("grpc.so_reuseport", 0),
 )
+
+# What gRPC takes for "no limit".
+_NEVER_MS = 2**31 - 1
+
+
+def connection_age(seconds: float) -> Options:
+    """A server's options that end its connections after about `seconds`.
+
+    Calls under way stay on the old connection for as long as they take. New ones make the
+    client ask for the service's addresses again: so it finds servers that were started
+    since. gRPC varies the age by a tenth, lest all clients come back together.
+    """
+    return (
+        ("grpc.max_connection_age_ms", round(seconds * 1000)),
+        ("grpc.max_connection_age_grace_ms", _NEVER_MS),
+    )

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from noria.service.channel import SERVER_OPTIONS
+from noria.service.channel import SERVER_OPTIONS, Options
 
 LIVE = "live"
 
@@ -43,13 +43,14 @@ async def running_server(
     listen: str,
     *,
     stop_grace_s: float = 1.0,
+    options: Options = (),
 ) -> AsyncIterator[RunningServer]:
     """Listen on `listen` (host:port; port 0 picks a free one): live at once, not yet ready.
 
-    On exit calls still open get `stop_grace_s` to end. Raises OSError if the
-    address cannot be bound.
+    `options` come beside SERVER_OPTIONS. On exit calls still open get `stop_grace_s` to
+    end. Raises OSError if the address cannot be bound.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=(*SERVER_OPTIONS, *options))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     add_services(server)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from router.policy import LOAD_TTL_S, Need, has_room, pick_worker
+from router.policy import Need, has_room, pick_worker, slowness
 from router.requests import Generation, Sampling
 from router.token_stream import TokenStream
 from router.worker_news import Finish, Refusal, WorkerReport
-from router.worker_state import LoadReport, WorkerFigures, WorkerState
+from router.worker_state import LOAD_TTL_S, LoadReport, WorkerFigures, WorkerState
 
 FIGURES = WorkerFigures("i", "m", (), "v", 1000, 32, 16, 100, 0)
 NEED = Need(16, 26)
@@ -107,3 +107,40 @@ def test_a_closed_session_holds_nothing():
         state.submit(stream(), 0.0)
     state.close()
     assert (state.attempts, state.tokens_in_flight) == ({}, 0)
+
+
+def paced(step_s: float, name: str = "w") -> WorkerState:
+    """A worker that has done two steps of this length, and holds nothing."""
+    state = worker(name=name)
+    for count in (1, 2, 3):
+        state.report(replace(EMPTY, received_at=count * step_s, step_count=count, running=1))
+    state.report(replace(EMPTY, received_at=0.0, step_count=3))
+    return state
+
+
+def picks(*workers: WorkerState, count: int) -> list[str]:
+    """Who gets each of so many requests of one size, none of which ends."""
+    chosen = []
+    for _ in range(count):
+        best = pick_worker(workers, NEED, 0.0).worker
+        best.submit(stream(), 0.0)
+        chosen.append(best.worker_id)
+    return chosen
+
+
+def test_a_worker_four_times_slower_is_given_a_fifth():
+    """Four times as many tokens in flight at the fast one: both would be done together."""
+    chosen = picks(paced(0.25, "slow"), paced(0.0625, "fast"), count=20)
+    assert chosen.count("slow") == 4
+    assert chosen[:3] == ["fast"] * 3
+
+
+def test_workers_of_about_one_speed_are_equal():
+    chosen = picks(paced(0.07, "a"), paced(0.05, "b"), count=10)
+    assert chosen.count("a") == 5
+
+
+def test_a_worker_whose_speed_is_unknown_counts_as_fast():
+    """It would never be known otherwise."""
+    assert picks(worker(name="new"), paced(0.0625, "known"), count=1) == ["new"]
+    assert slowness(None, 0.1) == slowness(0.1, None) == slowness(0.1, 0.15) == 1

@@ -13,6 +13,7 @@ from noria.service.errors import DETAILS_KEY
 from noria.v1 import chat_pb2, tokenizer_pb2
 from tests.support.tokenizer_client import chat_spec, decode_client, encode_chat, tokenizer_stub
 from tests.support.vocabularies import vocabulary_of
+from tokenizer_svc import decode_session
 from tokenizer_svc.app import running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.decode_session import IDS_PER_TURN, serve_session
@@ -236,17 +237,20 @@ async def test_a_session_ends_when_the_router_ends_its_side(stub):
     assert await call.code() == grpc.StatusCode.OK
 
 
-async def test_a_reader_that_stalls_loses_its_session():
-    """The next message from a router that has read nothing for too long ends the call."""
+async def test_a_reader_that_stalls_loses_its_session(monkeypatch):
+    """A router that has read nothing for too long, also one that sends nothing more."""
+    monkeypatch.setattr(decode_session, "_WATCH_S", 0.01)
     now, blocked = [0.0], asyncio.Event()
     slots = DecodeSlots(vocabulary_of("a"), clock=lambda: now[0])
 
     async def requests():
-        for at in (0.0, 1.0, 12.0):
+        for at in (0.0, 1.0):
             now[0] = at
             await asyncio.sleep(0)
             feed = tokenizer_pb2.DecodeDelta(slot=1, token_ids=[0])
             yield tokenizer_pb2.DecodeSessionRequest(batch=tokenizer_pb2.DecodeBatch(deltas=[feed]))
+        now[0] = 12.0
+        await blocked.wait()
 
     async def write(_):
         await blocked.wait()
