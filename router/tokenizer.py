@@ -19,6 +19,7 @@ from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from router import wire_tokenizer
 from router.connection import SESSION_OPTIONS, keep_connected
 from router.decode_session import DecodeSession
+from router.prompt_size import check_fits
 from router.registry import Registry
 from router.requests import (
     Conversation,
@@ -64,6 +65,7 @@ class Tokenizer:
         self._up = asyncio.Event()
         self._model = ""
         self._vocab_size = 0
+        self._max_piece_bytes = 0
         self._patience: asyncio.TimerHandle | None = None
         self._last_break = ""
         self._encoder: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
@@ -85,10 +87,12 @@ class Tokenizer:
     async def encode(self, prompt: Prompt, deadline: float, traceparent: str) -> EncodedPrompt:
         """The prompt's ids. Waits for a tokenizer that is away, up to the patience.
 
-        Raises what the tokenizer refuses, NO_TOKENIZER, DEADLINE_EXCEEDED.
+        Raises what the tokenizer refuses, NO_TOKENIZER, DEADLINE_EXCEEDED, and
+        CONTEXT_LENGTH_EXCEEDED for a text that is too long whatever its ids are.
         """
         if isinstance(prompt, RawIds):
             return EncodedPrompt(check_ids(prompt.token_ids, self._vocab_size))
+        check_fits(prompt, self._longest_context(), self._max_piece_bytes)
         give_up = self._clock() + self._patience_s
         while True:
             await self._wait_up(give_up - self._clock())
@@ -99,6 +103,10 @@ class Tokenizer:
                     raise request_error(error) from error
             # The session hears of the break, too, but perhaps a moment later.
             await asyncio.sleep(0.05)
+
+    def _longest_context(self) -> int:
+        usable = (worker for worker in self._registry if self._registry.understands(worker))
+        return max((worker.figures.max_model_len for worker in usable), default=0)
 
     async def _encode_once(
         self, prompt: Conversation | RawText, timeout_s: float, traceparent: str
@@ -142,6 +150,7 @@ class Tokenizer:
         self._stop_patience()
         self._last_break = ""
         self._model, self._vocab_size = info.model, info.vocab_size
+        self._max_piece_bytes = info.max_piece_bytes
         self._registry.vocab_fingerprint = info.vocab_fingerprint
         self._up.set()
         self._log.info("tokenizer_connected", model=info.model)

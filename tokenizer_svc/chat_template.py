@@ -18,6 +18,16 @@ class TemplateInvalidError(ValueError):
     """The model's own template is not valid Jinja."""
 
 
+# What a template raises itself, or what its operations raise on values that it did not expect.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+)
+
+
 class _Refusal(jinja2.TemplateError):
     """The template called `raise_exception`."""
 
@@ -79,7 +89,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """The conversation as one text.
 
-        Raises RequestError (INVALID_FIELD, `messages`) for whatever the template raises.
+        Raises RequestError (INVALID_FIELD, `messages`) for what the template cannot take; any
+        other failure, of memory for example, as it is.
         """
         try:
             return self._template.render(
@@ -89,7 +100,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._named_tokens,
             )
-        except Exception as error:
+        except _TEMPLATE_ERRORS as error:
             problem = f"the model's chat template refuses them{self._said(error)}"
             raise RequestError(
                 Reason.INVALID_FIELD, f"messages: {problem}", fields=(("messages", problem),)

@@ -116,6 +116,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 template_fingerprint=text.template_fingerprint,
                 vocab_size=len(text.vocabulary),
                 eos_token_ids=text.vocabulary.eos_token_ids,
+                max_piece_bytes=text.vocabulary.max_piece_bytes,
             )
 
     # A coroutine that writes, not a generator that yields: when a call is cancelled, a

@@ -37,26 +37,30 @@ class StopAutomaton:
 
     def _insert(self, stop: str, index: int, arrivals: list[tuple[int, int]]) -> None:
         """Add what is new of a stop string; `arrivals` has each node's parent and letter."""
-        node = _ROOT
-        for letter in map(ord, stop):
-            child = self._child(node, letter)
+        letters, node, depth = [ord(letter) for letter in stop], _ROOT, 0
+        while depth < len(letters):
+            child = self._child(node, letters[depth])
             if child is None:
-                child = len(arrivals)
-                arrivals.append((node, letter))
-                self._append(node, letter)
-            node = child
+                node = self._append(node, letters[depth:], arrivals)
+                break
+            node, depth = child, depth + 1
         if self._match[node] == _NONE:
             self._match[node] = index
 
-    def _append(self, parent: int, letter: int) -> None:
-        if parent == len(self._letter) - 1:
-            self._letter[parent] = letter
+    def _append(self, parent: int, letters: list[int], arrivals: list[tuple[int, int]]) -> int:
+        """Add a node for each letter, one below the other; the last of them."""
+        first, count = len(arrivals), len(letters)
+        if parent == first - 1:
+            self._letter[parent] = letters[0]
         else:
-            self._branches[parent, letter] = len(self._letter)
-        self._letter.append(_NONE)
-        self._fail.append(_ROOT)
-        self._match.append(_NONE)
-        self.held_length.append(self.held_length[parent] + 1)
+            self._branches[parent, letters[0]] = first
+        arrivals.extend(zip((parent, *range(first, first + count - 1)), letters, strict=True))
+        self._letter.extend([*letters[1:], _NONE])
+        self._fail.extend([_ROOT] * count)
+        self._match.extend([_NONE] * count)
+        length = self.held_length[parent] + 1
+        self.held_length.extend(range(length, length + count))
+        return first + count - 1
 
     def _child(self, node: int, letter: int) -> int | None:
         return node + 1 if self._letter[node] == letter else self._branches.get((node, letter))
@@ -66,10 +70,12 @@ class StopAutomaton:
         branching = {node for node, _ in self._branches}
         for node in sorted(range(1, len(arrivals)), key=self.held_length.__getitem__):
             parent, letter = arrivals[node]
-            fail = _ROOT if parent == _ROOT else self._step(self._fail[parent], letter)
-            self._fail[node] = fail
-            ends = [i for i in (self._match[node], self._match[fail]) if i != _NONE]
-            self._match[node] = min(ends, default=_NONE)
+            if parent != _ROOT:
+                self._fail[node] = self._step(self._fail[parent], letter)
+            fail = self._fail[node]
+            if self._match[fail] != _NONE:
+                ends = (self._match[fail], self._match[node])
+                self._match[node] = min(index for index in ends if index != _NONE)
             if self._letter[node] == _NONE and node not in branching:
                 self.held_length[node] = self.held_length[fail]
 

@@ -44,6 +44,11 @@ class Vocabulary:
         return len(self.pieces)
 
     @cached_property
+    def max_piece_bytes(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.pieces), default=0)
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over `id TAB hex(bytes) TAB is_special LF` of every id in order, in hex."""
         lines = (

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from noria.v1 import chat_pb2 as noria_dot_v1_dot_chat__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18noria/v1/tokenizer.proto\x12\x08noria.v1\x1a\x13noria/v1/chat.proto\"5\n\x11\x45ncodeChatRequest\x12 \n\x04spec\x18\x01 \x01(\x0b\x32\x12.noria.v1.ChatSpec\"_\n\x12\x45ncodeChatResponse\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12\x1a\n\x12starts_in_thinking\x18\x02 \x01(\x08\x12\x13\n\x0b\x64uration_us\x18\x03 \x01(\r\"H\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08\"8\n\x0e\x45ncodeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x64uration_us\x18\x02 \x01(\r\"1\n\rDecodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\" \n\x0e\x44\x65\x63odeResponse\x12\x0e\n\x06pieces\x18\x01 \x03(\x0c\"(\n\x17GetTokenizerInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8d\x01\n\x18GetTokenizerInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11vocab_fingerprint\x18\x02 \x01(\t\x12\x1c\n\x14template_fingerprint\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\"\x97\x01\n\x14\x44\x65\x63odeSessionRequest\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.noria.v1.DecodeOpenH\x00\x12&\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x15.noria.v1.DecodeBatchH\x00\x12&\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x15.noria.v1.DecodeCloseH\x00\x42\t\n\x07message\"\xd6\x01\n\nDecodeOpen\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0estop_sequences\x18\x03 \x03(\t\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x1b\n\x13skip_special_tokens\x18\x05 \x01(\x08\x12\x17\n\x0fprompt_tail_ids\x18\x06 \x03(\r\x12\x18\n\x10output_token_ids\x18\x07 \x03(\r\x12\x1a\n\x12starts_in_thinking\x18\x08 \x01(\x08\x12\x13\n\x0bparse_tools\x18\t \x01(\x08\"4\n\x0b\x44\x65\x63odeBatch\x12%\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x15.noria.v1.DecodeDelta\"\\\n\x0b\x44\x65\x63odeDelta\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x13\n\x0bwant_pieces\x18\x03 \x01(\x08\x12\x17\n\x0f\x61lternative_ids\x18\x04 \x03(\r\"*\n\x0b\x44\x65\x63odeClose\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\r\n\x05\x66lush\x18\x02 \x01(\x08\"y\n\x15\x44\x65\x63odeSessionResponse\x12\'\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x16.noria.v1.DecodedBatchH\x00\x12,\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x18.noria.v1.DecodeDrainingH\x00\x42\t\n\x07message\"4\n\x0c\x44\x65\x63odedBatch\x12$\n\x05texts\x18\x01 \x03(\x0b\x32\x15.noria.v1.DecodedText\"\x96\x02\n\x0b\x44\x65\x63odedText\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.noria.v1.BlockKind\x12\x13\n\x0b\x62lock_index\x18\x03 \x01(\r\x12\x13\n\x0b\x62yte_offset\x18\x04 \x01(\x04\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0f\n\x07num_ids\x18\x06 \x01(\r\x12!\n\x04stop\x18\x07 \x01(\x0b\x32\x13.noria.v1.StopMatch\x12\x0e\n\x06\x63losed\x18\x08 \x01(\x08\x12\x0e\n\x06pieces\x18\t \x03(\x0c\x12\r\n\x05\x65rror\x18\n \x01(\t\x12\x11\n\ttool_name\x18\x0b \x01(\t\x12\x13\n\x0btool_use_id\x18\x0c \x01(\t\x12\x13\n\x0b\x64uration_us\x18\r \x01(\r\"/\n\tStopMatch\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0btoken_index\x18\x02 \x01(\r\"\x10\n\x0e\x44\x65\x63odeDraining*n\n\tBlockKind\x12\x1a\n\x16\x42LOCK_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x42LOCK_KIND_TEXT\x10\x01\x12\x17\n\x13\x42LOCK_KIND_THINKING\x10\x02\x12\x17\n\x13\x42LOCK_KIND_TOOL_USE\x10\x03\x32\x86\x03\n\x10TokenizerService\x12G\n\nEncodeChat\x12\x1b.noria.v1.EncodeChatRequest\x1a\x1c.noria.v1.EncodeChatResponse\x12;\n\x06\x45ncode\x12\x17.noria.v1.EncodeRequest\x1a\x18.noria.v1.EncodeResponse\x12;\n\x06\x44\x65\x63ode\x12\x17.noria.v1.DecodeRequest\x1a\x18.noria.v1.DecodeResponse\x12Y\n\x10GetTokenizerInfo\x12!.noria.v1.GetTokenizerInfoRequest\x1a\".noria.v1.GetTokenizerInfoResponse\x12T\n\rDecodeSession\x12\x1e.noria.v1.DecodeSessionRequest\x1a\x1f.noria.v1.DecodeSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18noria/v1/tokenizer.proto\x12\x08noria.v1\x1a\x13noria/v1/chat.proto\"5\n\x11\x45ncodeChatRequest\x12 \n\x04spec\x18\x01 \x01(\x0b\x32\x12.noria.v1.ChatSpec\"_\n\x12\x45ncodeChatResponse\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12\x1a\n\x12starts_in_thinking\x18\x02 \x01(\x08\x12\x13\n\x0b\x64uration_us\x18\x03 \x01(\r\"H\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08\"8\n\x0e\x45ncodeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x64uration_us\x18\x02 \x01(\r\"1\n\rDecodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\" \n\x0e\x44\x65\x63odeResponse\x12\x0e\n\x06pieces\x18\x01 \x03(\x0c\"(\n\x17GetTokenizerInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xa6\x01\n\x18GetTokenizerInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11vocab_fingerprint\x18\x02 \x01(\t\x12\x1c\n\x14template_fingerprint\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x17\n\x0fmax_piece_bytes\x18\x06 \x01(\r\"\x97\x01\n\x14\x44\x65\x63odeSessionRequest\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.noria.v1.DecodeOpenH\x00\x12&\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x15.noria.v1.DecodeBatchH\x00\x12&\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x15.noria.v1.DecodeCloseH\x00\x42\t\n\x07message\"\xd6\x01\n\nDecodeOpen\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0estop_sequences\x18\x03 \x03(\t\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x1b\n\x13skip_special_tokens\x18\x05 \x01(\x08\x12\x17\n\x0fprompt_tail_ids\x18\x06 \x03(\r\x12\x18\n\x10output_token_ids\x18\x07 \x03(\r\x12\x1a\n\x12starts_in_thinking\x18\x08 \x01(\x08\x12\x13\n\x0bparse_tools\x18\t \x01(\x08\"4\n\x0b\x44\x65\x63odeBatch\x12%\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x15.noria.v1.DecodeDelta\"\\\n\x0b\x44\x65\x63odeDelta\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x13\n\x0bwant_pieces\x18\x03 \x01(\x08\x12\x17\n\x0f\x61lternative_ids\x18\x04 \x03(\r\"*\n\x0b\x44\x65\x63odeClose\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\r\n\x05\x66lush\x18\x02 \x01(\x08\"y\n\x15\x44\x65\x63odeSessionResponse\x12\'\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x16.noria.v1.DecodedBatchH\x00\x12,\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x18.noria.v1.DecodeDrainingH\x00\x42\t\n\x07message\"4\n\x0c\x44\x65\x63odedBatch\x12$\n\x05texts\x18\x01 \x03(\x0b\x32\x15.noria.v1.DecodedText\"\x96\x02\n\x0b\x44\x65\x63odedText\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.noria.v1.BlockKind\x12\x13\n\x0b\x62lock_index\x18\x03 \x01(\r\x12\x13\n\x0b\x62yte_offset\x18\x04 \x01(\x04\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0f\n\x07num_ids\x18\x06 \x01(\r\x12!\n\x04stop\x18\x07 \x01(\x0b\x32\x13.noria.v1.StopMatch\x12\x0e\n\x06\x63losed\x18\x08 \x01(\x08\x12\x0e\n\x06pieces\x18\t \x03(\x0c\x12\r\n\x05\x65rror\x18\n \x01(\t\x12\x11\n\ttool_name\x18\x0b \x01(\t\x12\x13\n\x0btool_use_id\x18\x0c \x01(\t\x12\x13\n\x0b\x64uration_us\x18\r \x01(\r\"/\n\tStopMatch\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0btoken_index\x18\x02 \x01(\r\"\x10\n\x0e\x44\x65\x63odeDraining*n\n\tBlockKind\x12\x1a\n\x16\x42LOCK_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x42LOCK_KIND_TEXT\x10\x01\x12\x17\n\x13\x42LOCK_KIND_THINKING\x10\x02\x12\x17\n\x13\x42LOCK_KIND_TOOL_USE\x10\x03\x32\x86\x03\n\x10TokenizerService\x12G\n\nEncodeChat\x12\x1b.noria.v1.EncodeChatRequest\x1a\x1c.noria.v1.EncodeChatResponse\x12;\n\x06\x45ncode\x12\x17.noria.v1.EncodeRequest\x1a\x18.noria.v1.EncodeResponse\x12;\n\x06\x44\x65\x63ode\x12\x17.noria.v1.DecodeRequest\x1a\x18.noria.v1.DecodeResponse\x12Y\n\x10GetTokenizerInfo\x12!.noria.v1.GetTokenizerInfoRequest\x1a\".noria.v1.GetTokenizerInfoResponse\x12T\n\rDecodeSession\x12\x1e.noria.v1.DecodeSessionRequest\x1a\x1f.noria.v1.DecodeSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noria.v1.tokenizer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BLOCKKIND']._serialized_start=1702
-  _globals['_BLOCKKIND']._serialized_end=1812
+  _globals['_BLOCKKIND']._serialized_start=1727
+  _globals['_BLOCKKIND']._serialized_end=1837
   _globals['_ENCODECHATREQUEST']._serialized_start=59
   _globals['_ENCODECHATREQUEST']._serialized_end=112
   _globals['_ENCODECHATRESPONSE']._serialized_start=114
@@ -49,27 +49,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTOKENIZERINFOREQUEST']._serialized_start=428
   _globals['_GETTOKENIZERINFOREQUEST']._serialized_end=468
   _globals['_GETTOKENIZERINFORESPONSE']._serialized_start=471
-  _globals['_GETTOKENIZERINFORESPONSE']._serialized_end=612
-  _globals['_DECODESESSIONREQUEST']._serialized_start=615
-  _globals['_DECODESESSIONREQUEST']._serialized_end=766
-  _globals['_DECODEOPEN']._serialized_start=769
-  _globals['_DECODEOPEN']._serialized_end=983
-  _globals['_DECODEBATCH']._serialized_start=985
-  _globals['_DECODEBATCH']._serialized_end=1037
-  _globals['_DECODEDELTA']._serialized_start=1039
-  _globals['_DECODEDELTA']._serialized_end=1131
-  _globals['_DECODECLOSE']._serialized_start=1133
-  _globals['_DECODECLOSE']._serialized_end=1175
-  _globals['_DECODESESSIONRESPONSE']._serialized_start=1177
-  _globals['_DECODESESSIONRESPONSE']._serialized_end=1298
-  _globals['_DECODEDBATCH']._serialized_start=1300
-  _globals['_DECODEDBATCH']._serialized_end=1352
-  _globals['_DECODEDTEXT']._serialized_start=1355
-  _globals['_DECODEDTEXT']._serialized_end=1633
-  _globals['_STOPMATCH']._serialized_start=1635
-  _globals['_STOPMATCH']._serialized_end=1682
-  _globals['_DECODEDRAINING']._serialized_start=1684
-  _globals['_DECODEDRAINING']._serialized_end=1700
-  _globals['_TOKENIZERSERVICE']._serialized_start=1815
-  _globals['_TOKENIZERSERVICE']._serialized_end=2205
+  _globals['_GETTOKENIZERINFORESPONSE']._serialized_end=637
+  _globals['_DECODESESSIONREQUEST']._serialized_start=640
+  _globals['_DECODESESSIONREQUEST']._serialized_end=791
+  _globals['_DECODEOPEN']._serialized_start=794
+  _globals['_DECODEOPEN']._serialized_end=1008
+  _globals['_DECODEBATCH']._serialized_start=1010
+  _globals['_DECODEBATCH']._serialized_end=1062
+  _globals['_DECODEDELTA']._serialized_start=1064
+  _globals['_DECODEDELTA']._serialized_end=1156
+  _globals['_DECODECLOSE']._serialized_start=1158
+  _globals['_DECODECLOSE']._serialized_end=1200
+  _globals['_DECODESESSIONRESPONSE']._serialized_start=1202
+  _globals['_DECODESESSIONRESPONSE']._serialized_end=1323
+  _globals['_DECODEDBATCH']._serialized_start=1325
+  _globals['_DECODEDBATCH']._serialized_end=1377
+  _globals['_DECODEDTEXT']._serialized_start=1380
+  _globals['_DECODEDTEXT']._serialized_end=1658
+  _globals['_STOPMATCH']._serialized_start=1660
+  _globals['_STOPMATCH']._serialized_end=1707
+  _globals['_DECODEDRAINING']._serialized_start=1709
+  _globals['_DECODEDRAINING']._serialized_end=1725
+  _globals['_TOKENIZERSERVICE']._serialized_start=1840
+  _globals['_TOKENIZERSERVICE']._serialized_end=2230
 # @@protoc_insertion_point(module_scope)

@@ -215,6 +215,7 @@ class GetTokenizerInfoResponse(_message.Message):
     TEMPLATE_FINGERPRINT_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_PIECE_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocab_fingerprint: _builtins.str
     """SHA-256 over `id TAB hex(bytes) TAB is_special LF` of every id in order,
@@ -225,6 +226,10 @@ class GetTokenizerInfoResponse(_message.Message):
     a reason to refuse.
     """
     vocab_size: _builtins.int
+    max_piece_bytes: _builtins.int
+    """Bytes of the longest token: a text of more bytes than this times a
+    context's tokens does not fit into it. 0: not told.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -235,10 +240,11 @@ class GetTokenizerInfoResponse(_message.Message):
         template_fingerprint: _builtins.str = ...,
         vocab_size: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        max_piece_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "model", b"model", "template_fingerprint", b"template_fingerprint", "vocab_fingerprint", b"vocab_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "max_piece_bytes", b"max_piece_bytes", "model", b"model", "template_fingerprint", b"template_fingerprint", "vocab_fingerprint", b"vocab_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

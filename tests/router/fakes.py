@@ -134,6 +134,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, fingerprint: str = "vocabulary") -> None:
         super().__init__()
         self.fingerprint = fingerprint
+        self.max_piece_bytes = 0
         self.pieces: dict[int, str] = {}
         self.prompt_ids: list[int] | None = None
         self.encode_gate = asyncio.Event()
@@ -162,7 +163,10 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def GetTokenizerInfo(self, request, context):  # noqa: N802
         return tokenizer_pb2.GetTokenizerInfoResponse(
-            model="tokenizer-model", vocab_fingerprint=self.fingerprint, vocab_size=1000
+            model="tokenizer-model",
+            vocab_fingerprint=self.fingerprint,
+            vocab_size=1000,
+            max_piece_bytes=self.max_piece_bytes,
         )
 
     async def EncodeChat(self, request, context):  # noqa: N802

@@ -55,6 +55,23 @@ def test_whatever_a_template_raises_is_the_messages_fault(source):
     assert caught.value.fields[0][0] == "messages"
 
 
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", RecursionError),
+        ("{{ strftime_now('') }}", OSError),
+    ],
+)
+def test_what_no_message_could_help_is_not_called_the_messages_fault(source, kind):
+    """The call fails as internal, and the operator hears of it."""
+
+    def broken_clock():
+        raise OSError("no clock")
+
+    with pytest.raises(kind):
+        ChatTemplate(source, {}, broken_clock).render([], add_generation_prompt=False)
+
+
 def test_the_templates_own_words_are_passed_on_but_never_the_conversations():
     """An error helps the caller and repeats no prompt."""
     with pytest.raises(RequestError, match="refuses them: Roles must alternate"):

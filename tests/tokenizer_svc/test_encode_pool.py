@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from noria.reasons import Reason, RequestError
 from tokenizer_svc.encode_pool import LONG_TEXT_BYTES, EncodePool
 
 
@@ -31,6 +32,25 @@ async def test_a_cancelled_call_that_waits_is_never_run():
         await first
         await pool.run(1, lambda: ran.append(3))
     assert ran == [3]
+
+
+async def test_long_texts_beyond_the_bound_are_refused_until_others_are_done():
+    """Whatever clients send at the same time, what waits here is bounded; one always may."""
+    gate, size = threading.Event(), LONG_TEXT_BYTES + 1
+    with EncodePool(1, max_long_bytes=2 * size) as pool:
+        waiting = [asyncio.create_task(pool.run(size, gate.wait)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(
+            RequestError, match=f"after {2 * size} bytes .* at most {2 * size}"
+        ) as full:
+            await pool.run(size, gate.wait)
+        assert (full.value.reason, full.value.retry_after_s) == (Reason.QUEUE_FULL, 2.0)
+        waiting.pop().cancel()
+        await asyncio.sleep(0)
+        waiting.append(asyncio.create_task(pool.run(size, lambda: True)))
+        gate.set()
+        assert await asyncio.gather(*waiting) == [True, True]
+        assert await pool.run(3 * size, lambda: "alone") == "alone"
 
 
 async def test_errors_come_back_to_the_caller():
