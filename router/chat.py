@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from noria.reasons import Reason, RequestError
-from router.answer import Answer, AnswerHead
+from router.answer import Answer
 from router.auth import Tenant
+from router.choice_answer import AnswerHead
 from router.decode_slot import DecodeSlot, SlotOptions, SlotPort
 from router.delivery import Delivery
 from router.dispatch import Dispatcher
@@ -72,10 +73,16 @@ class Chats:
             head = AnswerHead(
                 call.record.request_id, limits.model, len(prompt.token_ids), chat.stop_sequences
             )
-            answer = Answer(head, call.record, call.delivery, call.interrupt.set)
-            slot = held.enter_context(DecodeSlot(_slot_options(chat, prompt), answer, self.slots))
+            answer = Answer(
+                head, call.record, call.delivery, call.interrupt.set, generation.num_choices
+            )
+            options = _slot_options(chat, prompt)
+            slots = [
+                held.enter_context(DecodeSlot(options, choice, self.slots))
+                for choice in answer.choices
+            ]
             stream = TokenStream(generation, permit, answer, self.dispatcher)
-            answer.bind(slot, stream.withdraw)
+            answer.bind(slots, stream.withdraw)
             held.enter_context(stream)
             yield call.delivery
 
@@ -117,6 +124,7 @@ class Chats:
             trace_steps=chat.trace_steps,
             traceparent=call.traceparent,
             cache_salt=call.tenant.cache_salt(self.cache_secret),
+            num_choices=chat.num_choices,
         )
 
 

@@ -1,8 +1,25 @@
 """An answer's events gathered into one response."""
 
-from noria.v1 import chat_pb2
+from dataclasses import dataclass, field
+
+from noria.v1 import chat_pb2, common_pb2
 from router import wire_events
-from router.events import Event, MessageEnd, MessageStart, TextDelta
+from router.events import Event, MessageEnd, MessageStart, TextDelta, TokenInfo
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice so far."""
+
+    texts: list[str] = field(default_factory=list)
+    steps: list[object] = field(default_factory=list)
+    tokens: list[TokenInfo] = field(default_factory=list)
+    end: MessageEnd | None = None
+
+    def to_proto(self) -> chat_pb2.Choice:
+        if self.end is None:
+            raise RuntimeError("a choice without an end")
+        return wire_events.choice("".join(self.texts), self.steps, self.tokens, self.end)
 
 
 class CollectedAnswer:
@@ -10,29 +27,31 @@ class CollectedAnswer:
 
     def __init__(self) -> None:
         self._start: MessageStart | None = None
-        self._texts: list[str] = []
-        self._steps: list[object] = []
-        self._end: MessageEnd | None = None
-        self._told = chat_pb2.StreamEvent()
+        self._choices: dict[int, _Choice] = {}
+        self._timeline = common_pb2.Timeline()
 
     def add(self, event: Event, told: chat_pb2.StreamEvent) -> None:
+        choice = self._choices.setdefault(event.choice, _Choice())
         match event:
             case MessageStart():
                 self._start = event
             case TextDelta():
-                self._texts.append(event.text)
-                self._steps += event.steps
+                choice.texts.append(event.text)
+                choice.steps += event.steps
+                choice.tokens += event.tokens
             case MessageEnd():
-                self._end, self._told = event, told
+                choice.end = event
+                if event.is_last:
+                    self._timeline = told.message_delta.timeline
             case _:
                 pass
 
     def fill(self, response: chat_pb2.ChatResponse | chat_pb2.CompletionResponse) -> None:
         """The whole answer; an answer that ended has both a start and an end."""
-        if self._start is None or self._end is None:
-            raise RuntimeError("an answer without a start or an end")
+        if self._start is None:
+            raise RuntimeError("an answer without a start")
         response.request_id = self._start.request_id
         response.model = self._start.model
-        response.choices.append(wire_events.choice("".join(self._texts), self._steps, self._end))
-        response.usage.CopyFrom(wire_events.wire_usage(self._end.usage))
-        response.timeline.CopyFrom(self._told.message_delta.timeline)
+        response.choices.extend(self._choices[i].to_proto() for i in sorted(self._choices))
+        response.usage.CopyFrom(self._timeline.usage)
+        response.timeline.CopyFrom(self._timeline)

@@ -24,9 +24,9 @@ _RESPONSE = tokenizer_pb2.DecodeSessionResponse
 
 @dataclass(slots=True)
 class _Batch:
-    """New ids per slot that wait for the writer."""
+    """What waits for the writer: per slot its new ids, and ids whose bytes are wanted."""
 
-    ids: dict[int, list[int]]
+    deltas: dict[int, tuple[list[int], list[int]]]
 
 
 _Item = _Batch | tokenizer_pb2.DecodeSessionRequest
@@ -51,8 +51,8 @@ class DecodeSession:
         self._put(wire_tokenizer.decode_open(slot, self._last_number, self._model))
         return self._last_number
 
-    def feed(self, number: int, token_ids: Sequence[int]) -> None:
-        self._put(_Batch({number: list(token_ids)}))
+    def feed(self, number: int, token_ids: Sequence[int], wanted_ids: Sequence[int]) -> None:
+        self._put(_Batch({number: (list(token_ids), list(wanted_ids))}))
 
     def finish(self, number: int) -> None:
         self._put(wire_tokenizer.decode_close(number, flush=True))
@@ -91,6 +91,8 @@ class DecodeSession:
 
     def _reopen(self, number: int, slot: DecodeSlot) -> None:
         self._put(wire_tokenizer.decode_open(slot, number, self._model))
+        if slot.wanted_ids:
+            self.feed(number, (), slot.wanted_ids)
         if slot.finishing:
             self.finish(number)
 
@@ -104,8 +106,10 @@ def _merge(last: _Item, new: _Item) -> bool:
     """Add new ids to a batch that still waits."""
     if not (isinstance(last, _Batch) and isinstance(new, _Batch)):
         return False
-    for number, token_ids in new.ids.items():
-        last.ids.setdefault(number, []).extend(token_ids)
+    for number, (token_ids, wanted_ids) in new.deltas.items():
+        ids, wanted = last.deltas.setdefault(number, ([], []))
+        ids.extend(token_ids)
+        wanted.extend(wanted_ids)
     return True
 
 
@@ -113,7 +117,7 @@ def _to_wire(item: _Item) -> tokenizer_pb2.DecodeSessionRequest:
     if not isinstance(item, _Batch):
         return item
     deltas = [
-        tokenizer_pb2.DecodeDelta(slot=number, token_ids=token_ids)
-        for number, token_ids in item.ids.items()
+        tokenizer_pb2.DecodeDelta(slot=number, token_ids=token_ids, alternative_ids=wanted_ids)
+        for number, (token_ids, wanted_ids) in item.deltas.items()
     ]
     return tokenizer_pb2.DecodeSessionRequest(batch=tokenizer_pb2.DecodeBatch(deltas=deltas))

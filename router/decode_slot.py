@@ -30,6 +30,7 @@ class SlotText:
 
     `text` begins at `byte_offset` (UTF-8) and accounts, with what came before, for
     `num_ids` ids. `stop` is (index of the stop string, index of the completing id).
+    `pieces` are bytes of ids that were wanted, in the order in which they were.
     `duration_us` is what the tokenizer took for it.
     """
 
@@ -40,12 +41,13 @@ class SlotText:
     closed: bool = False
     failed: bool = False
     duration_us: int = 0
+    pieces: Sequence[bytes] = ()
 
 
 class TextSink(Protocol):
     """Whoever passes text on; called synchronously, never after the slot's block."""
 
-    def on_text(self, text: str, num_ids: int) -> None: ...
+    def on_text(self, text: str, num_ids: int, pieces: Sequence[bytes] = ()) -> None: ...
 
     def on_stop(self, stop_index: int, token_index: int, duration_us: int) -> None: ...
 
@@ -59,7 +61,7 @@ class SlotPort(Protocol):
 
     def open(self, slot: "DecodeSlot") -> int: ...
 
-    def feed(self, number: int, token_ids: Sequence[int]) -> None: ...
+    def feed(self, number: int, token_ids: Sequence[int], wanted_ids: Sequence[int]) -> None: ...
 
     def finish(self, number: int) -> None: ...
 
@@ -70,13 +72,15 @@ class SlotPort(Protocol):
 class DecodeSlot:
     """A context manager; opened at the tokenizer with the first ids.
 
-    `finishing`: all ids are there and what is held back shall come out.
+    `finishing`: all ids are there and what is held back shall come out. `wanted_ids` are
+    those whose bytes have not come yet.
     """
 
     options: SlotOptions
     sink: TextSink
     port: SlotPort
     token_ids: list[int] = field(default_factory=list)
+    wanted_ids: list[int] = field(default_factory=list)
     finishing: bool = False
     _number: int | None = None
     _passed_bytes: int = 0
@@ -94,14 +98,15 @@ class DecodeSlot:
     ) -> None:
         self._leave()
 
-    def feed(self, token_ids: Sequence[int]) -> None:
-        """The next ids."""
-        if self._over or not token_ids:
+    def feed(self, token_ids: Sequence[int], wanted_ids: Sequence[int] = ()) -> None:
+        """The next ids, and ids whose own bytes are wanted."""
+        if self._over or not (token_ids or wanted_ids):
             return
         if self._number is None:
             self._number = self.port.open(self)
         self.token_ids.extend(token_ids)
-        self.port.feed(self._number, token_ids)
+        self.wanted_ids.extend(wanted_ids)
+        self.port.feed(self._number, token_ids, wanted_ids)
 
     def finish(self) -> None:
         """No more ids; the sink hears `on_text_end` once all text is out."""
@@ -147,7 +152,8 @@ class DecodeSlot:
                 return False
             text = remaining
         self._passed_bytes += len(text.encode())
-        self.sink.on_text(text, decoded.num_ids)
+        del self.wanted_ids[: len(decoded.pieces)]
+        self.sink.on_text(text, decoded.num_ids, decoded.pieces)
         return True
 
     def _unseen(self, decoded: SlotText) -> str | None:

@@ -91,7 +91,8 @@ class Dispatcher:
         stream = permit.item
         if stream is None:
             return False
-        need = Need(permit.tokens, stream.generation.price)
+        generation = stream.generation
+        need = Need(permit.tokens, generation.price, generation.num_choices)
         untried = [worker for worker in workers if worker not in stream.failed_at]
         choice = pick_worker(untried or workers, need, now)
         if choice is None:

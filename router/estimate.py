@@ -39,17 +39,17 @@ async def estimate(chats: Chats, call: Call, chat: GenerationInput, result: Esti
     _price(result, chat, limits)
     chats.queue.check_tokens(result.input_tokens)
     result.queue_position = chats.queue.position_of_next(limits.model, chat.priority)
-    _route(result, chats, limits.model)
+    _route(result, chats, limits.model, chat.num_choices)
 
 
 def _price(result: Estimate, chat: GenerationInput, limits: ModelLimits) -> None:
     result.max_tokens = allowed_tokens(chat.max_tokens, result.input_tokens, limits)
     check_min_tokens(chat.sampling.min_tokens, result.max_tokens)
-    result.reserved_tokens = result.input_tokens + result.max_tokens
+    result.reserved_tokens = result.input_tokens + chat.num_choices * result.max_tokens
 
 
-def _route(result: Estimate, chats: Chats, model: str) -> None:
-    need = Need(result.input_tokens, result.reserved_tokens)
+def _route(result: Estimate, chats: Chats, model: str, num_choices: int) -> None:
+    need = Need(result.input_tokens, result.reserved_tokens, num_choices)
     choice = chats.dispatcher.preview(model, need)
     if choice is None:
         result.routing_note = "no worker has room now; it would wait"

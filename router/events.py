@@ -28,57 +28,99 @@ class MessageStart:
     request_id: str
     model: str
     input_tokens: int
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStart:
-    """The text block begins; an answer has exactly one, which may stay empty."""
+    """The text block begins; a choice has exactly one, which may stay empty."""
+
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAlternative:
+    """An id that was not chosen, its own bytes, and its natural log-probability."""
+
+    token_id: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """An output id, its own bytes and log-probability; likeliest alternatives first."""
+
+    token_id: int
+    piece: bytes
+    logprob: float
+    alternatives: list[TokenAlternative]
 
 
 @dataclass(slots=True)
 class TextDelta:
-    """The next text. `steps` are the engine's records, opaque; text may be empty beside them."""
+    """The next text. `steps` are the engine's records, opaque.
+
+    Text may be empty beside these, or beside what is told of its tokens.
+    """
 
     text: str
     steps: list[object] = field(default_factory=list)
+    tokens: list[TokenInfo] = field(default_factory=list)
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStop:
     """The text block is complete."""
 
+    choice: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class MessageEnd:
-    """How the answer ended. `stop_sequence` is the string that matched, if one did."""
+    """How a choice ended. `stop_sequence` is the string that matched, if one did.
+
+    `is_last`: all choices have ended.
+    """
 
     stop_reason: StopReason
     stop_sequence: str | None
     usage: AnswerUsage
+    choice: int = 0
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class MessageStop:
-    """Nothing follows."""
+    """Nothing follows of this choice."""
+
+    choice: int = 0
 
 
 Event = MessageStart | BlockStart | TextDelta | BlockStop | MessageEnd | MessageStop
 
-# What a record or an event without text weighs in an outbox, in bytes, roughly.
+# What a record or an event weighs in an outbox beside its text, in bytes, roughly.
 _RECORD_BYTES = 128
+_TOKEN_BYTES = 64
 
 
 def merge_events(last: Event, new: Event) -> bool:
-    """Fold the next text into the text that still waits."""
+    """Fold the next text of a choice into the text that still waits."""
     if not (isinstance(last, TextDelta) and isinstance(new, TextDelta)):
+        return False
+    if last.choice != new.choice:
         return False
     last.text += new.text
     last.steps += new.steps
+    last.tokens += new.tokens
     return True
 
 
 def event_bytes(event: Event) -> int:
     """About how much memory an event holds."""
     if isinstance(event, TextDelta):
-        return len(event.text.encode()) + _RECORD_BYTES * len(event.steps)
+        tokens = sum(1 + len(token.alternatives) for token in event.tokens)
+        records = _RECORD_BYTES * (1 + len(event.steps))
+        return len(event.text.encode()) + records + _TOKEN_BYTES * tokens
     return _RECORD_BYTES

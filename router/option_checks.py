@@ -5,7 +5,7 @@ where it would matter: a penalty of 0 or one choice asks for nothing.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from noria.reasons import Reason, RequestError, invalid_field
 from noria.service import limits
@@ -34,22 +34,11 @@ def check_counts(spec: Spec) -> None:
 def refuse_unsupported(spec: Spec) -> None:
     """Raises UNSUPPORTED, or INVALID_FIELD for a value that no version would take."""
     sampling = spec.sampling
-    _check_ranges_of_unsupported(sampling)
-    asked = {
-        "n": spec.n > 1,
-        "sampling.min_p": sampling.min_p != 0,
-        "sampling.presence_penalty": sampling.presence_penalty != 0,
-        "sampling.frequency_penalty": sampling.frequency_penalty != 0,
-        "sampling.repetition_penalty": sampling.HasField("repetition_penalty")
-        and sampling.repetition_penalty != 1,
-        "sampling.logit_bias": bool(sampling.logit_bias),
-        "sampling.logprobs": sampling.HasField("logprobs"),
-        "sampling.prompt_logprobs": sampling.HasField("prompt_logprobs"),
-        "sampling.structured_output": sampling.structured_output.WhichOneof("grammar") is not None,
-    }
-    for field, is_asked in asked.items():
-        if is_asked:
-            raise unsupported(field)
+    at_most("sampling.prompt_logprobs", sampling.prompt_logprobs, limits.MAX_LOGPROBS, "tokens")
+    if sampling.HasField("prompt_logprobs"):
+        raise unsupported("sampling.prompt_logprobs")
+    if sampling.structured_output.WhichOneof("grammar") is not None:
+        raise unsupported("sampling.structured_output")
 
 
 def generation_input(spec: Spec, priority_ceiling: int, prompt: Prompt) -> GenerationInput:
@@ -72,6 +61,7 @@ def generation_input(spec: Spec, priority_ceiling: int, prompt: Prompt) -> Gener
         skip_special_tokens=(
             spec.skip_special_tokens if spec.HasField("skip_special_tokens") else True
         ),
+        num_choices=spec.n if spec.HasField("n") else 1,
     )
 
 
@@ -87,29 +77,38 @@ def unsupported(field: str) -> RequestError:
     return RequestError(Reason.UNSUPPORTED, f"{field}: {problem}", fields=((field, problem),))
 
 
-def _check_ranges_of_unsupported(sampling: common_pb2.SamplingParams) -> None:
-    _in_range("sampling.min_p", sampling.min_p, 0, 1)
-    _in_range("sampling.presence_penalty", sampling.presence_penalty, -2, 2)
-    _in_range("sampling.frequency_penalty", sampling.frequency_penalty, -2, 2)
-    if sampling.HasField("repetition_penalty"):
-        _in_range("sampling.repetition_penalty", sampling.repetition_penalty, 0, 2, above=True)
-    for name in ("logprobs", "prompt_logprobs"):
-        at_most(f"sampling.{name}", getattr(sampling, name), limits.MAX_LOGPROBS, "alternatives")
-
-
 def _sampling(params: common_pb2.SamplingParams) -> Sampling:
     temperature = params.temperature if params.HasField("temperature") else 1.0
     top_p = params.top_p if params.HasField("top_p") else 1.0
+    repetition = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
     _in_range("sampling.temperature", temperature, 0, 2)
     _in_range("sampling.top_p", top_p, 0, 1, above=True)
+    _in_range("sampling.min_p", params.min_p, 0, 1)
+    _in_range("sampling.presence_penalty", params.presence_penalty, -2, 2)
+    _in_range("sampling.frequency_penalty", params.frequency_penalty, -2, 2)
+    _in_range("sampling.repetition_penalty", repetition, 0, 2, above=True)
+    at_most("sampling.logprobs", params.logprobs, limits.MAX_LOGPROBS, "alternatives")
     return Sampling(
         temperature=temperature,
         top_p=top_p,
         top_k=params.top_k,
+        min_p=params.min_p,
         min_tokens=params.min_tokens,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=repetition,
+        logit_bias=_logit_bias(params.logit_bias),
+        logprobs=params.logprobs if params.HasField("logprobs") else None,
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
     )
+
+
+def _logit_bias(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    """Whether the model has these ids is the worker's to say."""
+    for value in biases.values():
+        _in_range("sampling.logit_bias", value, -100, 100)
+    return tuple(biases.items())
 
 
 def _in_range(field: str, value: float, low: float, high: float, *, above: bool = False) -> None:

@@ -14,8 +14,8 @@ Among workers with room the lowest of these wins, in this order:
    1; 1 where no step was seen yet. So workers of about one speed (up to 1.5 times) are
    equal, and one four times slower is given a request once the fast one holds four
    times as much as it would.
-   In flight: prompt and `max_tokens` of everything this router sent there, until its
-   terminal entry. Needed: blocks of this request's prompt and `max_tokens`. Spare: free
+   In flight: prompt and, for each choice, `max_tokens` of everything this router sent
+   there, until its terminal entry. Needed: blocks of the same of this request. Spare: free
    blocks (cached ones included) as reported, less those of what waits there and of what
    was sent since. So KV counts where it is short, by the tokens that it is short of.
 2. KV pressure = 1 - spare blocks / blocks, within [0, 1].
@@ -35,10 +35,14 @@ from router.worker_state import WorkerState
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a request asks of a worker, in tokens: its prompt, and that with `max_tokens`."""
+    """What a request asks of a worker, in tokens: its prompt, and that with all its output.
+
+    Each of its choices takes a place in the batch.
+    """
 
     prompt_tokens: int
     price: int
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +53,18 @@ class Choice:
     note: str
 
 
-def has_room(worker: WorkerState, prompt_tokens: int, now: float) -> bool:
+def has_room(worker: WorkerState, prompt_tokens: int, now: float, *, num_choices: int = 1) -> bool:
     """Whether the worker would take a prompt of this length now, as far as is known."""
     load, figures = worker.known_load(now), worker.figures
     if load is None:
         return False
     if load.draining or worker.refused_since_load or worker.is_stalled(now):
         return False
-    waiting = load.waiting + sum(1 for _ in worker.submitted_since_load())
+    waiting = load.waiting + sum(a.num_choices for a in worker.submitted_since_load())
     if waiting < figures.look_ahead:
         return True
-    has_place = load.running + waiting < figures.max_num_seqs
-    return has_place and figures.blocks_for(prompt_tokens) <= spare_blocks(worker)
+    has_place = load.running + waiting + num_choices <= figures.max_num_seqs
+    return has_place and _blocks_at_once(worker, prompt_tokens, num_choices) <= spare_blocks(worker)
 
 
 def spare_blocks(worker: WorkerState) -> int:
@@ -70,13 +74,28 @@ def spare_blocks(worker: WorkerState) -> int:
         return 0
     claimed = figures.blocks_for(load.waiting_tokens)
     sent = worker.submitted_since_load()
-    return load.free_blocks - claimed - sum(figures.blocks_for(a.prompt_tokens) for a in sent)
+    return (
+        load.free_blocks
+        - claimed
+        - sum(_blocks_at_once(worker, a.prompt_tokens, a.num_choices) for a in sent)
+    )
+
+
+def _blocks_at_once(worker: WorkerState, prompt_tokens: int, num_choices: int) -> int:
+    """KV blocks that a request takes when it enters: choices after the first share the
+    prompt's full blocks, and need one of their own and a spare one, as the worker counts.
+    """
+    return worker.figures.blocks_for(prompt_tokens) + 2 * (num_choices - 1)
 
 
 def pick_worker(workers: Iterable[WorkerState], need: Need, now: float) -> Choice | None:
     """The best worker with room; the first of equals. None: no worker has room."""
     candidates = list(workers)
-    with_room = [worker for worker in candidates if has_room(worker, need.prompt_tokens, now)]
+    with_room = [
+        worker
+        for worker in candidates
+        if has_room(worker, need.prompt_tokens, now, num_choices=need.num_choices)
+    ]
     if not with_room:
         return None
     fastest_s = min((w.usual_step_s for w in with_room if w.usual_step_s), default=None)

@@ -70,6 +70,7 @@ class RequestRecord:
     stop_reason: StopReason | None = None
     is_over: bool = False
     timeline: Timeline = field(init=False)
+    _outputs: dict[int, int] = field(default_factory=dict)
     _computed_tokens: int = 0
     _decode_us: int = 0
 
@@ -138,14 +139,23 @@ class RequestRecord:
         """So many more were computed for an attempt that had been given up."""
         self._computed_tokens += num_tokens
 
-    def has_text_of(self, num_ids: int) -> None:
-        """The text of so many ids is on its way to the client."""
-        self.output_tokens = max(self.output_tokens, num_ids)
+    def has_text_of(self, num_ids: int, choice: int) -> None:
+        """The text of so many ids of a choice is on its way to the client."""
+        self._put_out(choice, max(self._outputs.get(choice, 0), num_ids))
 
-    def text_ended(self, stop_reason: StopReason, output_tokens: int, duration_us: int) -> None:
+    def choice_ended(self, choice: int, stop_reason: StopReason, output_tokens: int) -> None:
+        """A choice's text is complete; the first one's stop reason is the request's."""
+        self._put_out(choice, output_tokens)
+        if choice == 0:
+            self.stop_reason = stop_reason
+
+    def text_ended(self, duration_us: int) -> None:
         """All text is there; `duration_us` is what the tokenizer took for the last of it."""
         self.timeline.enter(Phase.DELIVERY, [(Phase.DETOKENIZE, duration_us)])
-        self.stop_reason, self.output_tokens = stop_reason, output_tokens
+
+    def _put_out(self, choice: int, num_tokens: int) -> None:
+        self._outputs[choice] = num_tokens
+        self.output_tokens = sum(self._outputs.values())
 
     def first_delta(self) -> None:
         """Text is handed to the client; only the first counts."""

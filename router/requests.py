@@ -42,12 +42,21 @@ Prompt = Conversation | RawText | RawIds
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How each token is chosen; every value is in its range."""
+    """How each token is chosen; every value is in its range.
+
+    `logprobs` is how many alternatives are told of; None: not even the chosen id's own.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
@@ -65,6 +74,7 @@ class GenerationInput:
     priority: int
     trace_steps: bool
     skip_special_tokens: bool
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,7 @@ class Generation:
     trace_steps: bool
     traceparent: str = ""
     cache_salt: bytes = b""
+    num_choices: int = 1
 
     @property
     def trace_id(self) -> str:
@@ -103,8 +114,8 @@ class Generation:
 
     @property
     def price(self) -> int:
-        """Tokens that the request may come to hold: its prompt and all of its output."""
-        return len(self.prompt_token_ids) + self.max_tokens
+        """Tokens that the request may come to hold: its prompt and the outputs of all choices."""
+        return len(self.prompt_token_ids) + self.num_choices * self.max_tokens
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:

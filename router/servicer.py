@@ -175,11 +175,11 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
 
 def told_event(event: Event, record: RequestRecord) -> chat_pb2.StreamEvent:
-    """An event as it is handed to the client; the last but one ends and carries the timeline."""
+    """An event as it is handed to the client; the last choice's end carries the timeline."""
     told = wire_events.stream_event(event)
     if isinstance(event, TextDelta) and event.text:
         record.first_delta()
-    elif isinstance(event, MessageEnd):
+    elif isinstance(event, MessageEnd) and event.is_last:
         record.close()
         told.message_delta.timeline.CopyFrom(wire_record.timeline(record))
     return told

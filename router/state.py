@@ -37,10 +37,11 @@ def _demand(queue: RequestQueue[TokenStream], registry: Registry) -> dict[str, L
     tokens: Counter[str] = Counter()
     for model in queue.models():
         waiting = [permit.item for permit in queue.waiting_for(model) if permit.item is not None]
-        sequences[model] += len(waiting)
+        sequences[model] += sum(stream.generation.num_choices for stream in waiting)
         tokens[model] += sum(stream.generation.price for stream in waiting)
     for worker in registry:
-        sequences[worker.figures.model] += len(worker.attempts)
+        attempts = worker.attempts.values()
+        sequences[worker.figures.model] += sum(attempt.num_choices for attempt in attempts)
         tokens[worker.figures.model] += worker.tokens_in_flight
     return {model: Load(sequences[model], tokens[model]) for model in sequences}
 

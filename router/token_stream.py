@@ -6,6 +6,7 @@ aborts the attempt. What the worker holds for an aborted attempt is counted by
 `WorkerState` until the worker says that it is over.
 """
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -32,7 +33,7 @@ class TokenSink(Protocol):
 
     def on_report(self, report: WorkerReport) -> None: ...
 
-    def on_finished(self, finish: Finish, output_tokens: int) -> None: ...
+    def on_finished(self, choice: int, finish: Finish) -> None: ...
 
     def on_wasted(self, num_tokens: int) -> None: ...
 
@@ -77,6 +78,7 @@ class TokenStream:
         self._submit_number = 0
         self._replacements = 0
         self._num_tokens = 0
+        self._finished: set[int] = set()
         self._over = False
 
     def __enter__(self) -> "TokenStream":
@@ -122,25 +124,28 @@ class TokenStream:
         if not self._over:
             self._num_tokens += len(new.token_ids)
             self._sink.on_tokens(new)
+        if new.finish is not None and not self._over:
+            self._finish_choice(new.choice, new.finish)
 
     def waste(self, num_tokens: int) -> None:
         """A given-up attempt has computed so many ids that nobody received."""
         if num_tokens > 0:
             self._sink.on_wasted(num_tokens)
 
-    def finish(self, finish: Finish, report: WorkerReport) -> None:
-        """The worker's last entry for an attempt that ran."""
+    def finish(self, finishes: Sequence[Finish], report: WorkerReport) -> None:
+        """The worker's last entry for an attempt that ran; why each choice ended."""
         self._worker = None
         if self._over:
             return
         self._sink.on_report(report)
-        if finish is Finish.ABORTED:
+        if Finish.ABORTED in finishes or len(finishes) != self.generation.num_choices:
             self.lose()
-        elif finish is Finish.EXPIRED:
+        elif Finish.EXPIRED in finishes:
             self._fail(RequestError(Reason.DEADLINE_EXCEEDED, "the deadline passed"))
         else:
             self._over = True
-            self._sink.on_finished(finish, report.output_tokens)
+            for choice, finish in enumerate(finishes):
+                self._finish_choice(choice, finish)
 
     def refuse(self, refusal: Refusal, message: str, field: str) -> None:
         """The worker's last entry for an attempt that did not run, or could not go on."""
@@ -186,6 +191,11 @@ class TokenStream:
         """End a stream that still waits."""
         if not self._over:
             self._fail(error)
+
+    def _finish_choice(self, choice: int, finish: Finish) -> None:
+        if choice not in self._finished:
+            self._finished.add(choice)
+            self._sink.on_finished(choice, finish)
 
     def _may_retry(self, failed: AttemptPort | None) -> bool:
         """Whether a worker's failure before the first token may be answered by another try."""

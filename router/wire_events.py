@@ -12,6 +12,7 @@ from router.events import (
     MessageStart,
     StopReason,
     TextDelta,
+    TokenInfo,
 )
 
 STOP_REASONS = {
@@ -22,7 +23,13 @@ STOP_REASONS = {
 
 
 def stream_event(event: Event) -> chat_pb2.StreamEvent:
-    """An event of the one choice and its one block."""
+    """An event of a choice and its one block."""
+    told = _stream_event(event)
+    told.choice = event.choice
+    return told
+
+
+def _stream_event(event: Event) -> chat_pb2.StreamEvent:
     if isinstance(event, TextDelta):
         return chat_pb2.StreamEvent(content_block_delta=_text_delta(event))
     if isinstance(event, MessageStart):
@@ -45,12 +52,25 @@ def stream_event(event: Event) -> chat_pb2.StreamEvent:
 
 
 def _text_delta(event: TextDelta) -> chat_pb2.ContentBlockDelta:
-    if not event.steps:
+    if not (event.steps or event.tokens):
         return chat_pb2.ContentBlockDelta(text=event.text)
-    delta = chat_pb2.ContentBlockDelta(steps=step_records(event.steps))
+    delta = chat_pb2.ContentBlockDelta(
+        steps=step_records(event.steps), tokens=map(token_info, event.tokens)
+    )
     if event.text:
         delta.text = event.text
     return delta
+
+
+def token_info(token: TokenInfo) -> chat_pb2.TokenInfo:
+    """What is told of one token of the output."""
+    alternatives = [
+        chat_pb2.TokenAlternative(id=other.token_id, bytes=other.piece, logprob=other.logprob)
+        for other in token.alternatives
+    ]
+    return chat_pb2.TokenInfo(
+        id=token.token_id, bytes=token.piece, logprob=token.logprob, alternatives=alternatives
+    )
 
 
 def step_records(steps: Sequence[object]) -> list[common_pb2.StepRecord]:
@@ -75,12 +95,15 @@ def wire_usage(usage: AnswerUsage) -> common_pb2.Usage:
     )
 
 
-def choice(text: str, steps: Sequence[object], end: MessageEnd) -> chat_pb2.Choice:
+def choice(
+    text: str, steps: Sequence[object], tokens: Sequence[TokenInfo], end: MessageEnd
+) -> chat_pb2.Choice:
     """A whole answer: one text block, empty if there is no text."""
     return chat_pb2.Choice(
         content=[chat_pb2.ContentBlock(text=chat_pb2.TextBlock(text=text))],
         stop_reason=STOP_REASONS[end.stop_reason],
         stop_sequence=end.stop_sequence,
         steps=step_records(steps),
+        tokens=map(token_info, tokens),
         usage=wire_usage(end.usage),
     )

@@ -67,4 +67,5 @@ def slot_text(decoded: tokenizer_pb2.DecodedText) -> SlotText:
         closed=decoded.closed,
         failed=bool(decoded.error),
         duration_us=decoded.duration_us,
+        pieces=list(decoded.pieces),
     )

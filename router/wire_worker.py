@@ -1,9 +1,11 @@
 """Translations between the router's plain data and a worker's messages."""
 
+from collections.abc import Sequence
+
 from noria.v1 import common_pb2, worker_pb2
 from router.requests import Generation, Sampling
 from router.timeline import Phase, Reported
-from router.worker_news import Finish, NewTokens, Refusal, TracedStep, WorkerReport
+from router.worker_news import ChosenToken, Finish, NewTokens, Refusal, TracedStep, WorkerReport
 from router.worker_state import LoadReport, WorkerFigures
 
 _FINISHES = {
@@ -34,6 +36,7 @@ def submit(
             prompt_token_ids=generation.prompt_token_ids,
             sampling=_sampling(generation.sampling, generation.seed),
             max_tokens=generation.max_tokens,
+            n=generation.num_choices,
             priority=generation.priority,
             deadline_ms=left_ms,
             trace_steps=generation.trace_steps,
@@ -48,8 +51,14 @@ def _sampling(sampling: Sampling, seed: int) -> common_pb2.SamplingParams:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
         seed=seed,
         min_tokens=sampling.min_tokens,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        logprobs=sampling.logprobs,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
     )
@@ -85,30 +94,45 @@ def load_report(load: worker_pb2.Load, now: float) -> LoadReport:
     )
 
 
-def new_tokens(delta: worker_pb2.Delta, finish: Finish | None) -> NewTokens:
-    """A step's news for one stream, which `finish` ends if it is there."""
+def new_tokens(delta: worker_pb2.Delta, finishes: Sequence[Finish]) -> NewTokens:
+    """A step's news for one choice; `finishes` has those of all if their submit ended in it."""
+    early = _FINISHES.get(delta.finish_reason)
+    finish = finishes[delta.choice] if delta.choice < len(finishes) else early
     return NewTokens(
         token_ids=list(delta.token_ids),
         steps=[TracedStep(step, step.HasField("token_id")) for step in delta.steps],
         cached_tokens=delta.cached_tokens if delta.HasField("cached_tokens") else None,
         durations_us=_before_first_token(delta) if delta.HasField("prefill_us") else (),
         last_is_end=finish is Finish.EOS or finish is Finish.STOP_ID,
+        choice=delta.choice,
+        chosen=[_chosen_token(chosen) for chosen in delta.chosen],
+        finish=early,
     )
 
 
-def finishes_of(step: worker_pb2.Step) -> dict[int, Finish]:
-    """Why each submit that ended in this step did, by number; the unknown count as aborts."""
+def _chosen_token(chosen: worker_pb2.ChosenToken) -> ChosenToken:
+    alternatives = [(other.id, other.logprob) for other in chosen.alternatives]
+    return ChosenToken(chosen.logprob, alternatives)
+
+
+def finishes_of(step: worker_pb2.Step) -> dict[int, tuple[Finish, ...]]:
+    """Why each choice of the submits that ended in this step did, by the submits' numbers.
+
+    Unknown reasons count as aborts.
+    """
     return {
-        terminal.submit_number: _FINISHES.get(reason, Finish.ABORTED)
+        terminal.submit_number: tuple(
+            _FINISHES.get(reason, Finish.ABORTED) for reason in terminal.finished.finish_reasons
+        )
         for terminal in step.terminals
-        for reason in terminal.finished.finish_reasons[:1]
+        if terminal.HasField("finished")
     }
 
 
 def worker_report(finished: worker_pb2.Finished) -> WorkerReport:
     """What a worker says of an attempt that ran."""
     return WorkerReport(
-        output_tokens=next(iter(finished.output_tokens), 0),
+        output_tokens=sum(finished.output_tokens),
         preemptions=finished.preemptions,
         durations_us=_before_first_token(finished),
         decode_us=finished.decode_us,

@@ -34,12 +34,21 @@ class TracedStep:
     chose_token: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenToken:
+    """A chosen id's natural log-probability, and (id, log-probability) of alternatives."""
+
+    logprob: float
+    alternatives: Sequence[tuple[int, float]]
+
+
 @dataclass(slots=True)
 class NewTokens:
-    """What a step brought for one stream.
+    """What a step brought for one choice of a stream.
 
     `cached_tokens` and `durations_us` (of waiting and prefill) come with the first id.
-    `last_is_end`: the last id is EOS or a stop id, and ended the output.
+    `last_is_end`: the last id is EOS or a stop id, and ended the output. `chosen` is empty,
+    or has an entry for each id. `finish`: why the choice ended while others go on.
     """
 
     token_ids: Sequence[int]
@@ -47,13 +56,16 @@ class NewTokens:
     cached_tokens: int | None = None
     durations_us: Reported = ()
     last_is_end: bool = False
+    choice: int = 0
+    chosen: Sequence[ChosenToken] = ()
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """What a worker says of an attempt that ran, in its last entry.
 
-    `durations_us` are those before the first token.
+    `output_tokens` are those of all choices, `durations_us` those before the first token.
     """
 
     output_tokens: int = 0

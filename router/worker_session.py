@@ -132,12 +132,15 @@ class WorkerSession:
         finishes = wire_worker.finishes_of(step)
         for delta in step.deltas:
             number = delta.submit_number
-            worker.deliver(number, wire_worker.new_tokens(delta, finishes.get(number)))
+            worker.deliver(number, wire_worker.new_tokens(delta, finishes.get(number, ())))
         for terminal in step.terminals:
             self._receive_terminal(worker, terminal, finishes)
 
     def _receive_terminal(
-        self, worker: WorkerState, terminal: worker_pb2.Terminal, finishes: dict[int, Finish]
+        self,
+        worker: WorkerState,
+        terminal: worker_pb2.Terminal,
+        finishes: dict[int, tuple[Finish, ...]],
     ) -> None:
         number = terminal.submit_number
         if number in finishes:

@@ -5,7 +5,7 @@ report includes. Every attempt stays in `WorkerState.attempts` until its termina
 the end of the session, also when its request is long gone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +80,7 @@ class Attempt:
     stream: TokenStream
     prompt_tokens: int
     price: int
+    num_choices: int = 1
     wanted: bool = True
     delivered: int = 0
 
@@ -114,7 +115,7 @@ class WorkerState:
         self._submit_number += 1
         stream.attempts += 1
         prompt_tokens = len(generation.prompt_token_ids)
-        attempt = Attempt(stream, prompt_tokens, generation.price)
+        attempt = Attempt(stream, prompt_tokens, generation.price, generation.num_choices)
         self.attempts[self._submit_number] = attempt
         self.tokens_in_flight += attempt.price
         self._line.submit(generation, stream.attempts, self._submit_number)
@@ -168,12 +169,12 @@ class WorkerState:
             attempt.delivered += len(new.token_ids)
             attempt.stream.deliver(new)
 
-    def finish(self, submit_number: int, finish: Finish, report: WorkerReport) -> None:
+    def finish(self, submit_number: int, finishes: Sequence[Finish], report: WorkerReport) -> None:
         attempt = self._end(submit_number)
         if attempt is None:
             return
         if attempt.wanted:
-            attempt.stream.finish(finish, report)
+            attempt.stream.finish(finishes, report)
         else:
             attempt.stream.waste(report.output_tokens - attempt.delivered)
 

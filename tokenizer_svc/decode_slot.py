@@ -108,8 +108,9 @@ class DecodeSlot:
         return self._counted(last + held)
 
     def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The bytes of single ids. Raises UnknownTokenError."""
-        return [piece_of(self._vocabulary, token_id) for token_id in token_ids]
+        """The bytes of single ids; none for ids that a model has beyond the vocabulary."""
+        known = range(len(self._vocabulary))
+        return [piece_of(self._vocabulary, i) if i in known else b"" for i in token_ids]
 
     def _certain(self, text: str) -> str:
         if self._matcher is None or not text:

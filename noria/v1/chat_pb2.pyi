@@ -176,7 +176,10 @@ class ChatSpec(_message.Message):
     default, capped by the room that the prompt leaves.
     """
     n: _builtins.int
-    """Number of independent answers. Absent: 1."""
+    """Number of independent answers. They share one computation of the prompt;
+    the first equals the answer with n = 1 and the same seed. An answer that a
+    stop string ends is computed on, unseen, until all have ended. Absent: 1.
+    """
     priority: _builtins.int
     """Higher is more urgent; capped by the key's ceiling. Absent: 0."""
     trace_steps: _builtins.bool
@@ -794,7 +797,7 @@ Global___ContentBlockDelta: _TypeAlias = ContentBlockDelta  # noqa: Y015
 
 @_typing.final
 class TokenInfo(_message.Message):
-    """TokenInfo describes one token of the output."""
+    """TokenInfo describes one token of the output, the one that ended it included."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

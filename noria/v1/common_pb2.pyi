@@ -242,6 +242,11 @@ Global___PhaseKind: _TypeAlias = PhaseKind  # noqa: Y015
 class SamplingParams(_message.Message):
     """SamplingParams says how each next token is chosen from the logits.
     The model's generation_config is not applied, except its EOS ids.
+
+    In this order: `logit_bias`; repetition, then frequency and presence
+    penalty; before `min_tokens`, ids that would end the output become
+    impossible; `temperature`; `top_k`; `top_p` of what that left; `min_p`.
+    Log-probabilities are those before `temperature`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -328,11 +333,13 @@ class SamplingParams(_message.Message):
     ignore_eos: _builtins.bool
     """EOS is an ordinary token: the output goes on after it. Absent: false."""
     presence_penalty: _builtins.float
-    """[-2, 2]: subtracted from the logits of ids already in the output. Absent:
-    0 (off).
+    """[-2, 2]: subtracted from the logits of ids already in the output; the
+    prompt does not count. Absent: 0 (off).
     """
     frequency_penalty: _builtins.float
-    """[-2, 2]: subtracted per occurrence in the output. Absent: 0 (off)."""
+    """[-2, 2]: subtracted per occurrence in the output; the prompt does not
+    count. Absent: 0 (off).
+    """
     repetition_penalty: _builtins.float
     """(0, 2]: divides positive and multiplies negative logits of ids already in
     prompt or output. Absent: 1 (off).
@@ -349,7 +356,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """[-100, 100]: added to the logit of an id."""
+        """[-100, 100]: added to the logit of an id. At most as many entries as the
+        limits say, all of them ids of the model.
+        """
 
     @_builtins.property
     def structured_output(self) -> Global___StructuredOutput:

@@ -118,6 +118,7 @@ class Slot:
                     n for n, length in enumerate(lengths) if length >= at + len(stop)
                 )
                 answer.stop.CopyFrom(tokenizer_pb2.StopMatch(index=index, token_index=token_index))
+                answer.num_ids = token_index + 1
                 return at
         if flush:
             return len(whole)
@@ -223,7 +224,11 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
                     slot = self.slots.get(delta.slot)
                     if slot is not None and not slot.stopped:
                         slot.ids.extend(delta.token_ids)
-                        yield slot.news()
+                        answer = slot.news()
+                        answer.pieces.extend(
+                            self.text_of(i).encode() for i in delta.alternative_ids
+                        )
+                        yield answer
             case "close":
                 slot = self.slots.pop(request.close.slot, None)
                 if slot is not None and request.close.flush:
@@ -312,29 +317,43 @@ class FakeWorker(FakeServer, worker_pb2_grpc.WorkerServiceServicer):
         self._outbox.put_nowait(None)
 
     def emit(
-        self, number: int, *token_ids: int, steps=(), cached: int | None = None, **durations: int
+        self, number: int, *token_ids: int, steps=(), cached: int | None = None, **more: object
     ) -> None:
-        """One step that chose these ids for one submit; the first may tell its durations."""
+        """One step that chose these ids for a choice; its first may tell its durations."""
         self._counts[number] = self._counts.get(number, 0) + len(token_ids)
         delta = worker_pb2.Delta(
             submit_number=number,
             token_ids=token_ids,
             steps=steps,
             cached_tokens=cached,
-            **durations,
+            **more,
         )
         self._step(deltas=[delta])
 
     def finish(
-        self, number: int, reason: str, *token_ids: int, steps=(), more: int = 0, **report: int
+        self,
+        number: int,
+        reason: str,
+        *token_ids: int,
+        steps=(),
+        more: int = 0,
+        choice: int = 0,
+        chosen=(),
+        **report: int,
     ) -> None:
-        """The step that ends a submit, with its last ids; `more` were computed unseen."""
-        del self.live[number]
+        """The step that ends a submit, with the last ids of one choice; `more` were computed
+        unseen. All choices are said to have ended alike.
+        """
+        others = self.live.pop(number).n - 1
         count = self._counts.pop(number, 0) + len(token_ids) + more
         finished = worker_pb2.Finished(
-            finish_reasons=[FINISH[reason]], output_tokens=[count], **report
+            finish_reasons=[FINISH[reason]] * (1 + others),
+            output_tokens=[count] + [0] * others,
+            **report,
         )
-        delta = worker_pb2.Delta(submit_number=number, token_ids=token_ids, steps=steps)
+        delta = worker_pb2.Delta(
+            submit_number=number, choice=choice, token_ids=token_ids, steps=steps, chosen=chosen
+        )
         self._step(
             deltas=[delta] if token_ids else [],
             terminals=[worker_pb2.Terminal(submit_number=number, finished=finished)],

@@ -93,7 +93,7 @@ async def test_a_stop_string_ends_a_completion():
         (raw(ids=[1] * (limits.MAX_PROMPT_IDS + 1)), "token_ids.ids"),
         (raw("x", max_tokens=0), "max_tokens"),
         (raw("x", n=100), "n"),
-        (raw("x", n=2), "n"),
+        (raw("x", n=17), "n"),
         (raw("x", stop_sequences=[""]), "stop_sequences[0]"),
         (raw("x", sampling=common_pb2.SamplingParams(temperature=9)), "sampling.temperature"),
         (raw("x" * limits.MAX_CHAT_BYTES), "spec"),

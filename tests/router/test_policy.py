@@ -95,7 +95,7 @@ def test_the_fewest_tokens_in_flight_win_among_those_with_room():
     first.submit(stream(max_tokens=500), 0.0)
     second.submit(stream(max_tokens=100), 0.0)
     assert pick_worker([first, second, full], NEED, 0.0).worker is second
-    first.finish(1, Finish.EOS, WorkerReport(1))
+    first.finish(1, [Finish.EOS], WorkerReport(1))
     assert first.tokens_in_flight == 0
     assert pick_worker([first, second, full], NEED, 0.0).worker is first
     assert pick_worker([full], NEED, 0.0) is None

@@ -17,7 +17,7 @@ class Port:
         self.calls.append("open")
         return 1
 
-    def feed(self, number, token_ids):
+    def feed(self, number, token_ids, wanted_ids):
         self.calls.append(tuple(token_ids))
 
     def finish(self, number):
@@ -30,9 +30,11 @@ class Port:
 class Sink:
     def __init__(self):
         self.text, self.stop, self.ends, self.errors = "", None, 0, []
+        self.pieces = []
 
-    def on_text(self, text, num_ids):
+    def on_text(self, text, num_ids, pieces=()):
         self.text += text
+        self.pieces += pieces
 
     def on_stop(self, stop_index, token_index, duration_us):
         self.stop = (stop_index, token_index)
@@ -80,6 +82,19 @@ def test_a_finished_slot_ends_once_and_is_forgotten():
         held.receive(at(1, "b", closed=True))
     assert (sink.text, sink.ends) == ("a", 1)
     assert port.calls == ["open", (1,), "finish", "forget"]
+
+
+def test_ids_whose_bytes_have_not_come_stay_wanted():
+    """So that another session can be asked for the rest of them."""
+    held, port, sink = slot()
+    held.feed([1], [1, 5, 6])
+    held.feed([2], [2, 7, 8])
+    held.receive(at(0, "a", pieces=[b"a", b"e", b"f"]))
+    assert held.wanted_ids == [2, 7, 8]
+    held.feed([], [3])
+    assert port.calls == ["open", (1,), (2,), ()]
+    held.receive(at(1, "", pieces=[b"b", b"g", b"h", b"c"]))
+    assert (held.wanted_ids, sink.pieces) == ([], [b"a", b"e", b"f", b"b", b"g", b"h", b"c"])
 
 
 def test_a_stop_match_ends_the_slot_after_its_text():

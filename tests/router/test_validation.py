@@ -1,5 +1,6 @@
 """Every bad field is refused by name, with both numbers, and nothing else is."""
 
+import math
 import time
 
 import pytest
@@ -63,25 +64,21 @@ BAD = [
     (spec(min_tokens=11, max_tokens=10), "sampling.min_tokens", ["11", "10"]),
     (spec(stop_token_ids=range(65)), "sampling.stop_token_ids", ["65", "64"]),
     (spec(logit_bias=dict.fromkeys(range(1025), 0.0)), "sampling.logit_bias", ["1025", "1024"]),
+    (spec(logit_bias={5: 101}), "sampling.logit_bias", ["101", "100"]),
+    (spec(logit_bias={5: -101}), "sampling.logit_bias", ["-101", "-100"]),
+    (spec(logit_bias={5: math.inf}), "sampling.logit_bias", ["inf", "100"]),
 ]
 
 GRAMMAR = common_pb2.StructuredOutput(json_object=True)
 TOOL_USE = chat_pb2.ContentBlock(tool_use=chat_pb2.ToolUseBlock())
 THINKING = chat_pb2.ContentBlock(thinking=chat_pb2.ThinkingBlock())
 UNSUPPORTED = [
-    (spec(n=2), "n"),
     (spec(tools=[chat_pb2.Tool(name="t")]), "tools"),
     (
         spec(tool_choice=chat_pb2.ToolChoice(mode=chat_pb2.TOOL_CHOICE_MODE_ANY)),
         "tool_choice",
     ),
     (spec(thinking=True), "thinking"),
-    (spec(min_p=0.5), "sampling.min_p"),
-    (spec(presence_penalty=1.0), "sampling.presence_penalty"),
-    (spec(frequency_penalty=-1.0), "sampling.frequency_penalty"),
-    (spec(repetition_penalty=1.5), "sampling.repetition_penalty"),
-    (spec(logit_bias={1: 2.0}), "sampling.logit_bias"),
-    (spec(logprobs=0), "sampling.logprobs"),
     (spec(prompt_logprobs=0), "sampling.prompt_logprobs"),
     (spec(structured_output=GRAMMAR), "sampling.structured_output"),
     (with_message(blocks=[text("x"), TOOL_USE]), "messages[0].content[1].tool_use"),
@@ -118,8 +115,23 @@ def test_too_much_text_is_refused_quickly_with_both_sizes(size):
     assert str(limits.MAX_CHAT_BYTES) in caught.value.message
 
 
+def test_sampling_controls_arrive_as_they_are():
+    chat = checked_chat(
+        spec(
+            n=3, min_p=0.25, presence_penalty=2, frequency_penalty=-2, repetition_penalty=2,
+            logit_bias={49151: -100, 0: 100}, logprobs=20,
+        ),
+        100,
+    )  # fmt: skip
+    sampling = chat.sampling
+    assert chat.num_choices == 3
+    assert (sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty) == (0.25, 2, -2)
+    assert (sampling.repetition_penalty, sampling.logprobs) == (2, 20)
+    assert dict(sampling.logit_bias) == {49151: -100, 0: 100}
+
+
 def test_values_that_ask_for_nothing_pass():
-    """Neutral settings of what is not honoured are no reason to refuse."""
+    """Neutral settings change nothing and are no reason to refuse."""
     chat = checked_chat(
         spec(
             n=1,
@@ -134,6 +146,8 @@ def test_values_that_ask_for_nothing_pass():
     )
     assert chat.sampling.temperature == 1.0
     assert chat.sampling.top_p == 1.0
+    assert (chat.sampling.repetition_penalty, chat.sampling.logprobs) == (1.0, None)
+    assert chat.num_choices == 1
     assert chat.skip_special_tokens
     assert chat.max_tokens is None
     assert chat.seed is None

@@ -60,7 +60,7 @@ def test_min_tokens_lets_earlier_stop_strings_pass_as_text():
 def test_an_output_cut_in_a_character_ends_with_a_replacement():
     """DET-02: two of four bytes, then the end; whole or id by id."""
     assert run(DecodeSlot(STOP_WORDS, SlotOptions()), [[3]]) == "\ufffd"
-    assert DecodeSlot(STOP_WORDS, SlotOptions()).pieces([3]) == [b"\xf0\x9f"]
+    assert DecodeSlot(STOP_WORDS, SlotOptions()).pieces([3, 99]) == [b"\xf0\x9f", b""]
 
 
 def test_control_tokens_are_no_text_and_no_part_of_stop_strings():
