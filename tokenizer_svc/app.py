@@ -19,6 +19,7 @@ from tokenizer_svc.text_service import TextService, load_text_service
 SERVICE = "noria.v1.TokenizerService"
 # Name of the thread that loads the model. It cannot be interrupted.
 LOADING = "load"
+STAGE = "loading the vocabulary"
 _POLL_S = 0.05
 
 
@@ -71,9 +72,9 @@ async def running_tokenizer(
     """
 
     def load() -> TextService:
-        on_progress("tokenizer", 0, 1)
+        on_progress(STAGE, 0, 1)
         text = load_text_service(config.model, config.name)
-        on_progress("tokenizer", 1, 1)
+        on_progress(STAGE, 1, 1)
         return text
 
     with EncodePool(config.encode_threads) as pool:

@@ -71,9 +71,9 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
         network.backend, network.model.kv_spec, pool.num_blocks + 1, pool.block_size
     )
     runner: ModelRunner[Any] = ModelRunner(network.model, network.backend, pool.block_size)
-    progress("warm-up", 0, 1)
+    progress("warming up", 0, 1)
     runner.warm_up()
-    progress("warm-up", 1, 1)
+    progress("warming up", 1, 1)
     scheduler = Scheduler(
         pool,
         max_num_seqs=config.max_num_seqs,
@@ -91,7 +91,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
 def _real(config: WorkerConfig, progress: Progress) -> _Network:
     dtype: torch.dtype = getattr(torch, config.dtype)
     checkpoint = open_checkpoint(config.model)
-    model = checkpoint.load(dtype, lambda done, total: progress("weights", done, total))
+    model = checkpoint.load(dtype, lambda done, total: progress("loading weights", done, total))
     parameters = checkpoint.family.parameters(checkpoint.config)
     count = sum(math.prod(parameter.shape) for parameter in parameters)
     return _Network(checkpoint.config, model, TorchBackend(), count * dtype.itemsize)

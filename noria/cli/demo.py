@@ -1,5 +1,6 @@
 """`noria demo`: start everything, ask one question, stop everything."""
 
+import sys
 import time
 from typing import Any
 
@@ -14,6 +15,8 @@ from noria.client.async_client import AsyncClient
 from noria.client.errors import NoriaError
 
 QUESTION = "Is a tomato a fruit?"
+# As shells tell of a program that SIGINT ended.
+_INTERRUPTED = 130
 
 
 @click.command()
@@ -28,14 +31,21 @@ def demo(question: str, model: str, workers: int, verbose: bool, **flags: Any) -
     key = new_key()
     plan = prepare(0, model, workers, flags, key)
 
+    answered = False
+
     async def ask(stack: RunningStack) -> None:
+        nonlocal answered
         tell(f"> {question}")
         await _answer(stack.address, key, question)
+        answered = True
 
     try:
         run_stack(plan, ask, verbose=verbose)
     except NoriaError as error:
         raise click.ClickException(str(error)) from error
+    if not answered:
+        # Only a signal ends it before.
+        sys.exit(_INTERRUPTED)
 
 
 async def _answer(address: str, key: str, question: str) -> None:

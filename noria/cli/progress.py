@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from noria.cli.supervisor import Event
 
+STARTING = "starting"
 _LOUD = ("warning", "error", "critical")
 
 
@@ -28,7 +29,7 @@ def _stage(event: Event) -> str:
     name = str(event.get("event"))
     if name == "progress":
         return str(event.get("stage", ""))
-    return {"listening": "starting", "ready": "ready"}.get(name, "")
+    return {"listening": STARTING, "ready": "ready"}.get(name, "")
 
 
 class BarView:
@@ -40,7 +41,7 @@ class BarView:
 
     def on_event(self, child: str, event: Event) -> None:
         stage = _stage(event)
-        if not stage:
+        if not stage or (stage == STARTING and child in self._tasks):
             return
         if child not in self._tasks:
             self._tasks[child] = self._progress.add_task(child, total=None, stage="")
@@ -62,7 +63,10 @@ class LineView:
 
     def on_event(self, child: str, event: Event) -> None:
         stage = _stage(event)
-        if stage and self._stages.get(child) != stage:
+        # Services load while they begin to listen: either may be told first.
+        if not stage or (stage == STARTING and child in self._stages):
+            return
+        if self._stages.get(child) != stage:
             self._stages[child] = stage
             self._console.print(f"{child}: {stage}", markup=False, highlight=False)
 

@@ -8,9 +8,9 @@ BEHAVIOURS is a JSON object: module -> behaviour. A stub dies on SIGUSR1.
 
 import json
 import os
+import queue
 import signal
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,8 +45,9 @@ def run(module, behaviour, arguments):
     import contextlib
 
     die_with_parent(int(arguments[arguments.index("--parent-pid") + 1]))
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: behaviour == "stubborn" or told.set())
+    # Not an Event: its lock may be held where the signal comes.
+    told = queue.SimpleQueue()
+    signal.signal(signal.SIGTERM, lambda *_: behaviour == "stubborn" or told.put(None))
     # Whatever a failed test leaves behind ends by itself.
     signal.alarm(300)
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(4))
@@ -58,12 +59,12 @@ def run(module, behaviour, arguments):
         emit("listening", address=f"127.0.0.1:{port}")
         if behaviour == "loads-for-ever":
             emit("progress", stage="loading weights", done=3, total=9)
-            told.wait()
+            told.get()
             return
         emit("progress", stage="loading weights", done=9, total=9)
         ready()
         emit("ready")
-        told.wait()
+        told.get()
         emit("stopped", module=module)
 
 

@@ -8,7 +8,10 @@ from rich.console import Console
 from noria.cli.progress import EventPrinter, start_view
 
 STARTING = [
+    ("tokenizer", {"event": "progress", "stage": "loading the vocabulary", "done": 0, "total": 1}),
     ("tokenizer", {"event": "listening", "address": "127.0.0.1:1"}),
+    ("tokenizer", {"event": "progress", "stage": "loading the vocabulary", "done": 1, "total": 1}),
+    ("worker", {"event": "listening", "address": "127.0.0.1:2"}),
     ("worker", {"event": "progress", "stage": "loading weights", "done": 1, "total": 4}),
     ("worker", {"event": "progress", "stage": "loading weights", "done": 4, "total": 4}),
     ("worker", {"event": "something else"}),
@@ -26,7 +29,8 @@ def shown(**console):
 
 def test_elsewhere_than_on_a_terminal_each_stage_is_one_plain_line():
     assert shown().splitlines() == [
-        "tokenizer: starting",
+        "tokenizer: loading the vocabulary",
+        "worker: starting",
         "worker: loading weights",
         "worker: ready",
     ]

@@ -148,3 +148,14 @@ def test_demo_streams_the_answer_repeats_it_on_one_line_and_stops(tmp_path):
     assert "Yes, it is." in command.seen
     assert any(re.fullmatch(r"ready in \d+\.\d s", line) for line in command.seen)
     assert command.seen[-1] == "answer: Yes, it is."
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_demo_without_its_answer_does_not_end_as_if_it_had_one(tmp_path, number):
+    """Whoever waits for it in a script learns that it was interrupted."""
+    with noria(tmp_path, "demo", "--verbose", router="loads-for-ever") as command:
+        command.until("router: loading")
+        handles = command.child_handles()
+        command.process.send_signal(number)
+        assert command.exit_code() == 130
+        assert all(ends(handle) for handle in handles)
