@@ -36,7 +36,7 @@ from noria.client.errors import (
     WorkerLostError,
 )
 from noria.client.request import ChatOptions, Messages
-from noria.client.result import ChatResult, StopReason, Usage
+from noria.client.result import ChatChoice, ChatResult, StopReason, Usage
 from noria.client.stream import AsyncChatStream, ChatStream
 from noria.client.sync_client import Client
 from noria.reasons import Reason
@@ -46,6 +46,7 @@ __all__ = [
     "AsyncChatStream",
     "AsyncClient",
     "BadRequestError",
+    "ChatChoice",
     "ChatOptions",
     "ChatResult",
     "ChatStream",

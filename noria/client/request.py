@@ -22,13 +22,16 @@ class ChatOptions(TypedDict, total=False):
 
     `system` stands before the messages. `model` may be left out where one is
     served. `max_tokens` >= 1; left out, the model's default. `temperature` [0, 2],
-    0 is greedy, 1.0 if left out; `top_p` (0, 1]; `top_k`, 0 is off; `seed` makes
-    the draws repeatable. The output ends before any of `stop_sequences`, and at
-    any of `stop_token_ids`, both once there are `min_tokens`; `ignore_eos` goes on
-    after the model's own end. Control tokens are left out of the text unless
-    `skip_special_tokens` is False. A higher `priority` is more urgent.
-    `trace_steps` asks for the engine's record of each step. `timeout` in seconds
-    replaces the client's.
+    0 is greedy, 1.0 if left out; `top_p` (0, 1]; `top_k`, 0 is off; `min_p` [0, 1];
+    `seed` makes the draws repeatable. `presence_penalty` and `frequency_penalty`
+    [-2, 2] count the output's ids, `repetition_penalty` (0, 2] the prompt's too;
+    `logit_bias` adds [-100, 100] to the logit of an id. The output ends before any of
+    `stop_sequences`, and at any of `stop_token_ids`, both once there are `min_tokens`;
+    `ignore_eos` goes on after the model's own end. Control tokens are left out of the
+    text unless `skip_special_tokens` is False. `n` asks for as many answers. `logprobs`
+    asks for each token's log-probability and that of as many alternatives, at most 20.
+    A higher `priority` is more urgent. `trace_steps` asks for the engine's record of
+    each step. `timeout` in seconds replaces the client's.
     """
 
     system: str | None
@@ -37,6 +40,13 @@ class ChatOptions(TypedDict, total=False):
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float]
+    logprobs: int | None
+    n: int | None
     seed: int | None
     stop_sequences: Sequence[str]
     stop_token_ids: Sequence[int]
@@ -48,8 +58,20 @@ class ChatOptions(TypedDict, total=False):
     timeout: float | None
 
 
-_SAMPLING = ("temperature", "top_p", "top_k", "seed", "min_tokens", "ignore_eos")
-_SPEC = ("system", "model", "max_tokens", "skip_special_tokens", "priority", "trace_steps")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logprobs",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+)
+_SPEC = ("system", "model", "max_tokens", "n", "skip_special_tokens", "priority", "trace_steps")
 
 
 def _checked(field: str, assign: Callable[[], object]) -> None:
@@ -118,6 +140,8 @@ def chat_spec(messages: Messages, options: Mapping[str, Any]) -> chat_pb2.ChatSp
     _set(sampling, options, _SAMPLING)
     _extend(sampling, options, "stop_token_ids")
     _extend(spec, options, "stop_sequences")
+    biases = options.get("logit_bias") or {}
+    _checked("logit_bias", lambda: sampling.logit_bias.update(biases))
     spec.sampling.CopyFrom(sampling)
     return spec
 

@@ -29,8 +29,25 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class ChatChoice:
+    """One answer. `stop_sequence` is what matched when `stop_reason` says so.
+
+    `tokens` has what was told of each output token, where `logprobs` asked for it.
+    """
+
+    text: str
+    stop_reason: StopReason
+    stop_sequence: str | None
+    usage: Usage
+    tokens: tuple[chat_pb2.TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True)
 class ChatResult:
-    """A whole answer. `stop_sequence` is what matched when `stop_reason` says so."""
+    """A whole answer: the first of `choices`, of which there are `n`.
+
+    `usage` is that of all choices together; the prompt counts once.
+    """
 
     text: str
     stop_reason: StopReason
@@ -39,62 +56,113 @@ class ChatResult:
     request_id: str
     model: str
     timeline: common_pb2.Timeline
+    choices: tuple[ChatChoice, ...] = ()
 
 
 def result_of(response: chat_pb2.ChatResponse) -> ChatResult:
-    """The first choice of a unary answer."""
-    choice = response.choices[0] if response.choices else chat_pb2.Choice()
-    return ChatResult(
-        text="".join(block.text.text for block in choice.content),
-        stop_reason=_STOP_REASONS.get(choice.stop_reason, "unspecified"),
-        stop_sequence=choice.stop_sequence if choice.HasField("stop_sequence") else None,
-        usage=Usage.of(response.usage),
-        request_id=response.request_id,
-        model=response.model,
-        timeline=response.timeline,
+    """A unary answer."""
+    choices = tuple(_choice(choice) for choice in response.choices)
+    return _result(
+        choices, Usage.of(response.usage), response.request_id, response.model, response.timeline
     )
 
 
-class AnswerBuilder:
-    """Follows a stream's events. The first choice's text counts as the answer."""
+def _choice(choice: chat_pb2.Choice) -> ChatChoice:
+    return ChatChoice(
+        text="".join(block.text.text for block in choice.content),
+        stop_reason=_STOP_REASONS.get(choice.stop_reason, "unspecified"),
+        stop_sequence=choice.stop_sequence if choice.HasField("stop_sequence") else None,
+        usage=Usage.of(choice.usage),
+        tokens=tuple(choice.tokens),
+    )
+
+
+def _result(
+    choices: tuple[ChatChoice, ...],
+    usage: Usage,
+    request_id: str,
+    model: str,
+    timeline: common_pb2.Timeline,
+) -> ChatResult:
+    first = choices[0] if choices else ChatChoice("", "unspecified", None, Usage())
+    return ChatResult(
+        text=first.text,
+        stop_reason=first.stop_reason,
+        stop_sequence=first.stop_sequence,
+        usage=usage,
+        request_id=request_id,
+        model=model,
+        timeline=timeline,
+        choices=choices,
+    )
+
+
+class _ChoiceBuilder:
+    """Follows one choice's events."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
-        self._start = chat_pb2.MessageStart()
+        self._tokens: list[chat_pb2.TokenInfo] = []
         self._end = chat_pb2.MessageDelta()
-        self._timeline = common_pb2.Timeline()
+        self.begun = False
         self.stopped = False
 
-    def add(self, event: chat_pb2.StreamEvent) -> str:
-        """Take one event in; its piece of text, or an empty one."""
-        kind = event.WhichOneof("event")
-        if kind == "message_start":
-            self._start = event.message_start
-        elif kind == "message_stop":
-            self.stopped = True
-        elif kind == "message_delta":
-            self._close(event.message_delta, event.choice)
-        elif kind == "content_block_delta" and event.choice == 0:
-            text = event.content_block_delta.text
-            self._pieces.append(text)
-            return text
-        return ""
+    def add(self, event: chat_pb2.StreamEvent) -> None:
+        match event.WhichOneof("event"):
+            case "message_start":
+                self.begun = True
+            case "content_block_delta":
+                self._pieces.append(event.content_block_delta.text)
+                self._tokens += event.content_block_delta.tokens
+            case "message_delta":
+                self._end = event.message_delta
+            case "message_stop":
+                self.stopped = True
+            case _:
+                pass
 
-    def _close(self, delta: chat_pb2.MessageDelta, choice: int) -> None:
-        if choice == 0:
-            self._end = delta
-        if delta.HasField("timeline"):
-            self._timeline = delta.timeline
-
-    def result(self, request_id: str) -> ChatResult:
-        """The answer so far."""
+    def choice(self) -> ChatChoice:
+        """The choice so far."""
         end = self._end
-        return ChatResult(
+        return ChatChoice(
             text="".join(self._pieces),
             stop_reason=_STOP_REASONS.get(end.stop_reason, "unspecified"),
             stop_sequence=end.stop_sequence if end.HasField("stop_sequence") else None,
             usage=Usage.of(end.usage),
-            request_id=self._start.request_id or request_id,
-            model=self._start.model,
-            timeline=self._timeline,
+            tokens=tuple(self._tokens),
         )
+
+
+class AnswerBuilder:
+    """Follows a stream's events."""
+
+    def __init__(self) -> None:
+        self._start = chat_pb2.MessageStart()
+        self._timeline = common_pb2.Timeline()
+        self._choices: dict[int, _ChoiceBuilder] = {}
+
+    @property
+    def stopped(self) -> bool:
+        """Whether every choice that has begun is complete; all begin together."""
+        begun = [choice for choice in self._choices.values() if choice.begun]
+        return bool(begun) and all(choice.stopped for choice in begun)
+
+    def add(self, event: chat_pb2.StreamEvent) -> None:
+        """Take one event in."""
+        if event.HasField("message_start"):
+            self._start = event.message_start
+        if event.message_delta.HasField("timeline"):
+            self._timeline = event.message_delta.timeline
+        self._choices.setdefault(event.choice, _ChoiceBuilder()).add(event)
+
+    def result(self, request_id: str) -> ChatResult:
+        """The answer so far."""
+        choices = tuple(self._choices[index].choice() for index in sorted(self._choices))
+        request_id = self._start.request_id or request_id
+        return _result(choices, _whole(choices), request_id, self._start.model, self._timeline)
+
+
+def _whole(choices: tuple[ChatChoice, ...]) -> Usage:
+    first = choices[0].usage if choices else Usage()
+    output_tokens = sum(choice.usage.output_tokens for choice in choices)
+    return Usage(first.input_tokens, first.cached_tokens, output_tokens)

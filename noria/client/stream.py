@@ -77,9 +77,9 @@ class _Answer(Generic[Event]):
 class ChatStream(_Answer[threading.Event]):
     """A streamed answer. Use it as `with client.stream_chat(...) as stream`.
 
-    Iterating gives pieces of text as they come; `events()` gives the events
-    themselves. `request_id` is known on entering, and new after each refusal that
-    is tried again. Both raise NoriaError.
+    Iterating gives pieces of the first choice's text as they come; `events()` gives the
+    events themselves, of all choices. `request_id` is known on entering, and new after
+    each refusal that is tried again. Both raise NoriaError.
     """
 
     def __enter__(self) -> Self:
@@ -129,9 +129,9 @@ class ChatStream(_Answer[threading.Event]):
 class AsyncChatStream(_Answer[asyncio.Event]):
     """A streamed answer. Use it as `async with client.stream_chat(...) as stream`.
 
-    Iterating gives pieces of text as they come; `events()` gives the events
-    themselves. `request_id` is known on entering, and new after each refusal that
-    is tried again. Both raise NoriaError.
+    Iterating gives pieces of the first choice's text as they come; `events()` gives the
+    events themselves, of all choices. `request_id` is known on entering, and new after
+    each refusal that is tried again. Both raise NoriaError.
     """
 
     async def __aenter__(self) -> Self:

@@ -79,7 +79,7 @@ class FakeChat(chat_pb2_grpc.ChatServiceServicer):
         end = next(e.message_delta for e in events if e.HasField("message_delta"))
         text = "".join(e.content_block_delta.text for e in events)
         block = chat_pb2.ContentBlock(text=chat_pb2.TextBlock(text=text))
-        choice = chat_pb2.Choice(content=[block], stop_reason=end.stop_reason)
+        choice = chat_pb2.Choice(content=[block], stop_reason=end.stop_reason, usage=end.usage)
         return chat_pb2.ChatResponse(
             request_id=REQUEST_ID, model="fake", choices=[choice],
             usage=end.usage, timeline=end.timeline,

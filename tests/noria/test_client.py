@@ -16,7 +16,7 @@ from noria.client.decode import TIMELINE_KEY
 from noria.client.errors import ERROR_OF
 from noria.reasons import Reason, RequestError
 from noria.service.errors import DETAILS_KEY
-from noria.v1 import common_pb2
+from noria.v1 import chat_pb2, common_pb2
 from tests.noria.fake_chat import REQUEST_ID, answer_events, refuse, text_event
 
 
@@ -67,6 +67,37 @@ def test_events_are_the_raw_ones_and_other_choices_are_not_the_answer(chat_servi
     assert kinds[0] == "content_block_delta"
     assert kinds[-2:] == ["message_delta", "message_stop"]
     assert stream.result.text == "a"
+
+
+def test_a_stream_with_several_answers_ends_when_each_has(chat_service, client):
+    """The first one's text is the answer; usage counts the outputs of all, the prompt once."""
+
+    def events(_spec, _context):
+        both = [list(answer_events("a")), list(answer_events("b"))]
+        for choice, answer in enumerate(both):
+            for event in answer:
+                event.choice = choice
+        yield both[0][0]
+        yield both[1][0]
+        yield from both[0][1:]
+        yield from both[1][1:]
+
+    chat_service.events = events
+    with client.stream_chat("q", n=2) as stream:
+        assert list(stream) == ["a"]
+    result = stream.result
+    assert [choice.text for choice in result.choices] == ["a", "b"]
+    assert result.usage == noria.Usage(input_tokens=7, cached_tokens=2, output_tokens=4)
+
+
+def test_a_stream_that_lacks_an_answers_end_is_an_error(chat_service, client):
+    second = chat_pb2.StreamEvent(choice=1, message_start=chat_pb2.MessageStart())
+    chat_service.events = lambda *_: [second, *answer_events("a")]
+    with (
+        client.stream_chat("q", n=2) as stream,
+        pytest.raises(noria.NoriaError, match="without message_stop"),
+    ):
+        list(stream)
 
 
 def test_a_stop_sequence_is_named(chat_service, client):

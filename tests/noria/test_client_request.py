@@ -35,14 +35,15 @@ def test_every_option_arrives_on_the_wire():
         "system": "s", "model": "m", "max_tokens": 5, "temperature": 0.5, "top_p": 0.25,
         "top_k": 4, "seed": -1, "stop_sequences": ["x"], "stop_token_ids": [7],
         "min_tokens": 2, "ignore_eos": True, "skip_special_tokens": False, "priority": -1,
-        "trace_steps": True,
+        "trace_steps": True, "min_p": 0.125, "presence_penalty": -2, "frequency_penalty": 0.5,
+        "repetition_penalty": 1.5, "logit_bias": {7: -100, 0: 0.5}, "logprobs": 0, "n": 3,
     }  # fmt: skip
     assert options.keys() == ChatOptions.__annotations__.keys() - {"timeout"}
     spec = chat_spec("hi", options)
     for name, value in options.items():
         owner = spec if name in spec.DESCRIPTOR.fields_by_name else spec.sampling
         got = getattr(owner, name)
-        assert (list(got) if isinstance(value, list) else got) == value
+        assert (type(value)(got) if isinstance(value, (list, dict)) else got) == value
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,10 @@ def test_every_option_arrives_on_the_wire():
         ("hi", {"seed": 2**63}, "seed"),
         ("hi", {"temperature": "warm"}, "temperature"),
         ("hi", {"stop_token_ids": [-1]}, "stop_token_ids"),
+        ("hi", {"logit_bias": {-1: 2.0}}, "logit_bias"),
+        ("hi", {"logit_bias": {3: "much"}}, "logit_bias"),
+        ("hi", {"logit_bias": [5]}, "logit_bias"),
+        ("hi", {"n": -1}, "n"),
         ("hi", {"stop_sequences": "END"}, "stop_sequences"),
         ("hi", {"max_token": 5}, "max_token"),
         ("a\ud800b", {}, r"messages\[0\].content"),
