@@ -1,6 +1,8 @@
 """The services as processes of their own, with a scripted model, and all that they write."""
 
+import asyncio
 import contextlib
+import hashlib
 import signal
 import sys
 from collections import defaultdict
@@ -8,7 +10,12 @@ from pathlib import Path
 
 from noria import AsyncClient
 from noria.cli.supervisor import Child, ChildSpec, StopRule, running_child, unless_died
+from router.app import running_router
+from router.config import RouterConfig
 from tests.support.stack import API_KEY
+from tests.support.waiting import until
+from tokenizer_svc.app import running_tokenizer
+from tokenizer_svc.config import TokenizerConfig
 
 ROOT = Path(__file__).parent.parent.parent
 ANY_PORT = "127.0.0.1:0"
@@ -47,9 +54,9 @@ class Fleet:
         self.tokenizer_address = await address(child)
         return child
 
-    async def start_worker(self, name, *flags) -> Child:
-        listen = ("--listen", ANY_PORT, "--metrics-listen", ANY_PORT, "--cpu-threads", "1")
-        return await self.start(name, "worker", *self._model, *self._script, *listen, *flags)
+    async def start_worker(self, name, *flags, listen=ANY_PORT) -> Child:
+        places = ("--listen", listen, "--metrics-listen", ANY_PORT, "--cpu-threads", "1")
+        return await self.start(name, "worker", *self._model, *self._script, *places, *flags)
 
     async def start_router(self, keys_file, *workers) -> Child:
         flags = ["--listen", ANY_PORT, "--metrics-listen", ANY_PORT, "--keys-file", str(keys_file)]
@@ -73,6 +80,35 @@ async def exit_code(child, number=signal.SIGTERM):
     """Send a signal and wait for the end."""
     child.process.send_signal(number)
     return await child.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def worker_fleet(model, script, *, num_workers=2, worker_flags=(), router=None):
+    """Workers as processes; tokenizer and router here, where a test can look into them.
+
+    Gives the processes (`children` "worker 0", ...), the router and the tokenizer.
+    """
+    async with contextlib.AsyncExitStack() as held:
+        running = Fleet(model, script, held)
+        starting = [running.start_worker(f"worker {n}", *worker_flags) for n in range(num_workers)]
+        workers = await asyncio.gather(*starting)
+        tokenizer = await held.enter_async_context(
+            running_tokenizer(TokenizerConfig(model, "demo", ANY_PORT, ANY_PORT))
+        )
+        await tokenizer.ready()
+        config = {
+            "tokenizer": tokenizer.address,
+            "workers": tuple([await address(worker) for worker in workers]),
+            "api_key_sha256": hashlib.sha256(API_KEY.encode()).hexdigest(),
+            "listen": ANY_PORT,
+            "metrics_listen": ANY_PORT,
+        }
+        serving = await held.enter_async_context(
+            running_router(RouterConfig(**config | (router or {})))
+        )
+        await until(lambda: len(list(serving.registry)) == num_workers, timeout=30)
+        await serving.wait_ready()
+        yield running, serving, tokenizer
 
 
 @contextlib.asynccontextmanager
