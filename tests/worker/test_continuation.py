@@ -18,7 +18,16 @@ SAMPLED = common_pb2.SamplingParams(
 )
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+CONTROLLED = common_pb2.SamplingParams(
+    temperature=0.8, top_k=40, min_p=0.01, seed=7, min_tokens=20, stop_token_ids=[30],
+    presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.2,
+    logit_bias={2: 3.0, 198: -5.0}, logprobs=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SAMPLED, CONTROLLED], ids=["greedy", "sampled", "controlled"]
+)
 async def test_for_every_k_a_second_worker_produces_exactly_the_rest(demo_model_path, sampling):
     config = WorkerConfig(model=demo_model_path, listen="127.0.0.1:0", num_blocks=256)
     async with running_worker(config) as worker:

@@ -19,7 +19,7 @@ SCRIPTS = ScriptSet(mean_output_tokens=12, token_ids=(20, 28))
 ENDS = {"eos_token_ids": frozenset({EOS}), "stop_token_ids": frozenset({27})}
 EVERYTHING = SamplingParams(
     temperature=0.9, top_k=20, top_p=0.95, min_p=0.02, seed=2026, min_tokens=9,
-    presence_penalty=0.4, frequency_penalty=0.3, repetition_penalty=1.3,
+    presence_penalty=1.4, frequency_penalty=0.8, repetition_penalty=1.3,
     logit_bias=LogitBias({21: 1.5, 40: -3.0}), logprobs=3, **ENDS,
 )  # fmt: skip
 
@@ -105,7 +105,13 @@ def test_chunks_caching_and_preemption_change_no_stream(circumstances):
     "params",
     [
         EVERYTHING,
-        SamplingParams(seed=5, repetition_penalty=1.8, min_tokens=9, **ENDS),
+        SamplingParams(
+            seed=5,
+            repetition_penalty=0.3,
+            logit_bias=LogitBias({21: 2.0, 22: 2.0}),
+            min_tokens=9,
+            **ENDS,
+        ),
         SamplingParams(seed=3, presence_penalty=2.0, min_tokens=9, **ENDS),
         SamplingParams(seed=4, frequency_penalty=-2.0, min_tokens=9, **ENDS),
     ],
@@ -113,10 +119,10 @@ def test_chunks_caching_and_preemption_change_no_stream(circumstances):
 )
 def test_for_every_k_a_second_worker_goes_on_as_the_first_would_have(params):
     """Penalties, min_tokens and the ids that end it count from the end of the prompt."""
-    whole = solo(params)
+    whole = solo(params, prompt=[20, 20])
     assert 9 < len(whole) <= 30
     for k in range(len(whole) + 1):
-        given = sequence(1, params, output_token_ids=whole[:k], num_given_tokens=k)
+        given = sequence(1, params, prompt=[20, 20], output_token_ids=whole[:k], num_given_tokens=k)
         (entry,) = Worker().run(given).values()
         assert entry.sequence.output_token_ids == whole
 
