@@ -80,7 +80,9 @@ def chat_ids(model, text, system=None):
 
 
 async def test_the_mark_is_in_the_stream_alone(golden_model, script, keys_file):
-    """Served, refused, cancelled, failed, expired, with a wrong key, all as talkative as can be."""
+    """SEC-07: served, refused, cancelled, failed, expired, with a wrong key, all as talkative as
+    can be.
+    """
     told = []
     async with fleet(golden_model, script, keys_file, num_workers=1, **TALKATIVE) as running:
         router = await address(running.children["router"])

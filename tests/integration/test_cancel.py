@@ -70,6 +70,7 @@ WAYS = pytest.mark.parametrize("cancel", [close, cancel_request])
 
 @WAYS
 async def test_in_prefill(stack, aborts, cancel):
+    """CAN-02."""
     gate, (steps,) = StepGate(stack.workers[0].runner), stack.steps
     stream = await stack.client.stream_chat(LONG, max_tokens=500).__aenter__()
     reading = asyncio.create_task(read_all(stream))
@@ -103,6 +104,7 @@ async def test_in_decode(stack, aborts, cancel):
 
 @WAYS
 async def test_while_queued_nothing_is_ever_computed_for_it(stack, cancel):
+    """CAN-01."""
     gate, (steps,) = StepGate(stack.workers[0].runner), stack.steps
     first = asyncio.create_task(answer_of(stack))
     gate.let_through(1)
@@ -122,6 +124,7 @@ async def test_while_queued_nothing_is_ever_computed_for_it(stack, cancel):
 
 
 async def test_an_unknown_and_a_repeated_cancel_are_harmless(stack):
+    """CAN-04."""
     async with stack.client.stream_chat("네", max_tokens=3) as stream:
         await read_all(stream)
     await stack.client.cancel(stream.request_id)

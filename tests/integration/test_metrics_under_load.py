@@ -32,7 +32,7 @@ OPERATIONS = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 
 
 async def test_gauges_never_lie_under_load_and_read_zero_at_rest(golden_model, script_file):
-    """Scraped a hundred times; counts only grow, and outcomes add up to what was asked."""
+    """MET-02: scraped a hundred times; counts only grow, and outcomes add up to what was asked."""
     script = script_file(mean_output_tokens=30, step_seconds=0.001, token_ids=LETTERS)
     async with running_stack(
         golden_model, num_workers=2, script=script, metrics_listen="127.0.0.1:0",

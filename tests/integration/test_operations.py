@@ -140,7 +140,9 @@ WRONG = [
 
 
 async def test_every_method_of_the_router_but_health_and_reflection_needs_a_key(stack):
-    """All of them, as reflection lists them, with no key and with wrong ones of both kinds."""
+    """SEC-03: all of them, as reflection lists them, with no key and with wrong ones of both
+    kinds.
+    """
     async with grpc.aio.insecure_channel(stack.addresses[0]) as channel:
         services = await services_of(channel)
         assert set(services) == {"noria.v1.ChatService", *OPEN}

@@ -44,6 +44,7 @@ async def deltas_of(model, script, **options):
 async def test_no_delta_holds_half_a_character_and_nothing_is_lost(
     demo_model_path, text_service, script_file, name
 ):
+    """DET-01."""
     text = TEXTS[name]
     ids = text_service.codec.encode_raw(text, add_special_tokens=False)
     assert len(ids) > len(text) / 2  # several characters take more than one id
@@ -58,6 +59,7 @@ async def test_no_delta_holds_half_a_character_and_nothing_is_lost(
 async def test_a_character_cut_off_by_max_tokens_is_the_only_replacement(
     demo_model_path, text_service, script_file
 ):
+    """DET-02."""
     llama = text_service.codec.encode_raw("🦙", add_special_tokens=False)
     script = script_file([script_for(text_service, llama)])
     async with running_stack(demo_model_path, script=script) as stack:

@@ -52,7 +52,9 @@ async def watching(port):
 
 
 async def test_a_long_silence_is_not_punished():
-    """As in a queue or a long prefill: a server without these options ends such a stream."""
+    """GRP-03: as in a queue or a long prefill: a server without these options ends such a
+    stream.
+    """
     async with (
         quiet_server(scaled(SERVER_OPTIONS)) as (port, quiet),
         quiet_server(()) as (strict_port, _),
@@ -70,7 +72,9 @@ async def test_a_long_silence_is_not_punished():
 
 
 async def test_a_peer_that_falls_silent_is_noticed_within_interval_and_timeout():
-    """Its host is gone without a word: nothing more passes, and no connection is closed."""
+    """GRP-01, GRP-03: its host is gone without a word: nothing more passes, and no connection is
+    closed.
+    """
     async with (
         quiet_server(scaled(SERVER_OPTIONS)) as (port, _),
         silent_relay(port) as (relay, silence),

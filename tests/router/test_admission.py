@@ -42,6 +42,7 @@ from tests.router.fakes import (
     ],
 )
 async def test_a_wrong_key_gets_one_and_the_same_answer_before_any_work(metadata):
+    """SEC-01."""
     async with routed() as setup:
         for call in (
             setup.stub.StreamChat(chat_pb2.StreamChatRequest(spec=spec()), metadata=metadata),
@@ -70,6 +71,7 @@ async def test_the_key_may_come_in_either_header(metadata):
 
 
 async def test_a_refusal_names_the_request_in_initial_and_trailing_metadata():
+    """STR-06."""
     async with routed() as setup:
         call = setup.stream(temperature=3.0)
         code, error = await failure(call)
@@ -81,6 +83,7 @@ async def test_a_refusal_names_the_request_in_initial_and_trailing_metadata():
 
 
 async def test_a_full_queue_refuses_at_once_without_any_tokenizer_work():
+    """RTR-08."""
     async with routed(max_queued_requests=2) as setup:
         setup.worker.say_load(running=4, waiting=1, free_blocks=0)
         await until(lambda: next(iter(setup.router.registry)).load.waiting == 1)
@@ -113,7 +116,9 @@ async def test_queued_requests_are_served_by_priority_then_arrival():
 
 
 async def test_a_deadline_that_passes_in_the_queue_is_a_plain_status():
-    """No message_start, nothing submitted, nothing held; a server's deadline says its reason."""
+    """GRP-08: no message_start, nothing submitted, nothing held; a server's deadline says its
+    reason.
+    """
     async with routed(default_deadline_s=0.2) as setup:
         setup.worker.say_load(running=4, waiting=1, free_blocks=0)
         await until(lambda: next(iter(setup.router.registry)).load.waiting == 1)
@@ -140,7 +145,7 @@ async def test_a_slow_reader_gets_merged_text_and_loses_none():
 
 
 async def test_a_client_that_reads_nothing_for_thirty_seconds_is_ended():
-    """Its worker, slot and permit come back although it never reads again."""
+    """STR-07: its worker, slot and permit come back although it never reads again."""
     clock = FakeClock()
     async with routed(tokenizer=big_pieces(), clock=clock) as setup:
         call = setup.stream()
@@ -157,6 +162,7 @@ async def test_a_client_that_reads_nothing_for_thirty_seconds_is_ended():
 
 
 async def test_a_client_that_leaves_a_mebibyte_unread_is_ended():
+    """STR-07."""
     async with routed(tokenizer=big_pieces()) as setup:
         call = setup.stream()
         await setup.submitted(1)

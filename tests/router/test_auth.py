@@ -60,6 +60,7 @@ def test_a_known_key_gives_its_tenant(metadata):
     ],
 )
 def test_anything_else_is_the_same_refusal(metadata):
+    """SEC-01."""
     with pytest.raises(RequestError) as caught:
         RING.authenticate(metadata)
     assert caught.value.reason is Reason.INVALID_KEY
@@ -84,7 +85,9 @@ def test_replaced_keys_hold_from_the_next_call_on():
 
 @pytest.mark.parametrize("key", ["bob", "off", "aob", "boa", "", "x" * 10_000])
 def test_known_unknown_and_void_keys_cost_one_digest_and_one_comparison(key, monkeypatch):
-    """The work does not depend on which keys exist, so that its time tells nothing of them."""
+    """SEC-02: the work does not depend on which keys exist, so that its time tells nothing
+    of them.
+    """
     compared = []
     real = auth.hmac.compare_digest
     monkeypatch.setattr(

@@ -220,6 +220,7 @@ def test_retries_end_with_their_budget():
 
 @pytest.mark.parametrize("refusal", [Refusal.INVALID, Refusal.INTERNAL])
 def test_neither_a_clients_mistake_nor_a_failure_closes_a_worker(refusal):
+    """RTR-01."""
     house = House()
     for _ in range(20):
         house.add(16)

@@ -109,7 +109,9 @@ async def test_an_attempt_that_expires_at_the_worker_is_a_passed_deadline():
 
 
 async def test_a_worker_lost_before_the_first_token_is_a_pause():
-    """The request is placed at the other worker; the client sees one message_start."""
+    """RTR-04, RTR-05: the request is placed at the other worker; the client sees one
+    message_start.
+    """
     async with routed(FakeWorker(), FakeWorker()) as setup:
         call = setup.stream()
         lost, other = await setup.holder()
@@ -124,7 +126,9 @@ async def test_a_worker_lost_before_the_first_token_is_a_pause():
 
 
 async def test_a_worker_lost_after_the_first_token_ends_the_stream():
-    """UNAVAILABLE / WORKER_LOST with the tokens so far, no message_stop, no second try."""
+    """RTR-04, STR-04: UNAVAILABLE / WORKER_LOST with the tokens so far, no message_stop, no second
+    try.
+    """
     async with routed(FakeWorker(), FakeWorker()) as setup:
         call = setup.stream()
         lost, other = await setup.holder()
@@ -159,7 +163,9 @@ async def test_a_restarted_worker_is_used_again():
 
 
 async def test_those_who_wait_for_a_model_nobody_serves_any_more_give_up():
-    """The only worker goes and stays away: NO_WORKER after the patience, not the deadline."""
+    """RTR-08: the only worker goes and stays away: NO_WORKER after the patience, not the
+    deadline.
+    """
     async with routed(worker_patience_s=0.05) as setup:
         call = setup.stream()
         await setup.submitted(1)

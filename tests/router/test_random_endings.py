@@ -80,7 +80,9 @@ async def run_one(setup: Setup, chance: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_whatever_happens_each_request_ends_once_and_nothing_is_held(seed):
-    """Served, closed, cancelled, late, invalid, refused, worker lost: all counters at zero."""
+    """RTR-02, CAN-04: served, closed, cancelled, late, invalid, refused, worker lost: all counters
+    at zero.
+    """
     chance = random.Random(seed)
     workers = [BusyWorker(chance), BusyWorker(chance)]
     count = 150

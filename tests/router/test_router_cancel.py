@@ -108,6 +108,7 @@ async def test_ids_after_an_abort_reach_nobody():
 
 
 async def test_a_unary_chat_whose_client_goes_stops_the_worker():
+    """CAN-03."""
     async with routed() as setup:
         call = setup.stub.Chat(chat_pb2.ChatRequest(spec=spec()), metadata=bearer())
         await setup.submitted(1)
@@ -135,7 +136,9 @@ async def test_cancel_needs_a_key_and_a_reasonable_id():
 
 
 async def test_fifty_queued_requests_that_leave_never_reach_the_worker():
-    """Behind a full worker, closed streams leave the queue; the next one is served at once."""
+    """CAN-01: behind a full worker, closed streams leave the queue; the next one is served
+    at once.
+    """
     async with routed(FakeWorker(max_num_seqs=1)) as setup:
         running = setup.stream("running")
         await setup.submitted(1)

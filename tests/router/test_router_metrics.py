@@ -102,7 +102,9 @@ async def test_demand_and_capacity_are_folded_where_models_are_too_many(registry
 
 
 async def test_series_stay_few_whatever_callers_send():
-    """A thousand random keys, models and texts: not one more series, and none names them."""
+    """MET-01: a thousand random keys, models and texts: not one more series, and none names
+    them.
+    """
     rng = random.Random(7)
 
     def noise():

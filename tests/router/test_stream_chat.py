@@ -70,7 +70,7 @@ async def test_the_golden_answer_is_three_deltas_each_sent_at_once():
 
 
 async def test_a_served_stream_begins_and_ends_as_promised():
-    """message_start, one text block, message_delta with usage, message_stop, OK."""
+    """STR-03: message_start, one text block, message_delta with usage, message_stop, OK."""
     async with routed() as setup:
         setup.worker.auto = [10, 11]
         call = setup.stream("hi")
@@ -97,7 +97,9 @@ async def test_usage_counts_eos_and_what_the_prefix_cache_gave():
 
 
 async def test_an_empty_answer_has_an_empty_block_and_no_delta():
-    """EOS as the very first token: the block opens and closes, the tokenizer sees nothing."""
+    """STP-09: EOS as the very first token: the block opens and closes, the tokenizer sees
+    nothing.
+    """
     async with routed() as setup:
         setup.worker.auto = []
         answer = await events(setup.stream())
@@ -107,6 +109,7 @@ async def test_an_empty_answer_has_an_empty_block_and_no_delta():
 
 
 async def test_max_tokens_ends_with_its_own_stop_reason():
+    """STP-10."""
     async with routed() as setup:
         call = setup.stream(max_tokens=2)
         assert (await setup.submitted(1)).max_tokens == 2
@@ -120,7 +123,7 @@ async def test_max_tokens_ends_with_its_own_stop_reason():
 
 
 async def test_a_stop_string_ends_the_answer_and_the_worker():
-    """Text before the match is sent, ids after it are neither sent nor counted."""
+    """STP-10: text before the match is sent, ids after it are neither sent nor counted."""
     async with routed() as setup:
         setup.tokenizer.pieces = {10: "STOP"}
         call = setup.stream(stop_sequences=["zzz", "OPST"])
@@ -151,6 +154,7 @@ async def test_text_held_back_for_a_stop_string_comes_out_at_the_end():
 
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 async def test_the_text_of_a_stop_id_is_never_sent(skip_special_tokens):
+    """STP-09."""
     async with routed() as setup:
         setup.tokenizer.pieces = {198: "LEAK"}
         call = setup.stream(stop_token_ids=[198], skip_special_tokens=skip_special_tokens)
@@ -220,7 +224,9 @@ async def test_two_streams_never_mix():
 
 
 async def test_what_the_worker_is_asked_for_is_what_the_client_asked_for():
-    """Sampling, seed, priority and milliseconds left cross unchanged; absent ones get defaults."""
+    """GRP-08: sampling, seed, priority and milliseconds left cross unchanged; absent ones get
+    defaults.
+    """
     async with routed(FakeWorker(default_max_tokens=64), seed=41) as setup:
         setup.worker.auto = []
         asked = {"temperature": 0.5, "top_p": 0.25, "top_k": 5, "min_tokens": 3, "seed": -1}

@@ -88,6 +88,7 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize(("bad", "field", "numbers"), BAD)
 def test_a_bad_field_is_named_with_both_numbers(bad, field, numbers):
+    """SEC-09, STP-08."""
     with pytest.raises(RequestError) as caught:
         checked_chat(bad, 100)
     assert caught.value.reason is Reason.INVALID_FIELD

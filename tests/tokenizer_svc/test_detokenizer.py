@@ -25,7 +25,7 @@ def pieces_of(ids, *, skip_special=True):
 
 @given(st.text())
 def test_no_delta_holds_half_a_character(text):
-    """Fed byte by byte, every delta is whole characters and no U+FFFD appears."""
+    """DET-01: fed byte by byte, every delta is whole characters and no U+FFFD appears."""
     deltas = pieces_of(text.encode())
     assert "".join(deltas) == text
     assert [d for d in deltas if d] == list(text)

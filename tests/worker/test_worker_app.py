@@ -172,6 +172,7 @@ async def test_a_batch_that_raises_fails_only_its_own_and_the_worker_goes_on(con
 
 
 async def test_a_deadline_ends_running_work(config):
+    """GRP-08."""
     script = {"mean_output_tokens": 0, "step_seconds": 0.01}
     async with running_worker(config(script=script)) as worker:
         facts = await worker.ready()
