@@ -10,6 +10,7 @@ import pytest
 from noria import Reason, WorkerLostError
 from tests.support.processes import address, exit_code, fleet
 from tests.support.stack import API_KEY
+from tests.support.waiting import until
 
 LETTERS = [32, 127]
 NUM_STREAMS = 16
@@ -53,9 +54,13 @@ class Load:
                 self.texts[index] += piece
             return stream.result
 
-    async def some_begun(self):
-        while not any(self.texts):  # noqa: ASYNC110 - a text has no event
-            await asyncio.sleep(0.001)
+    @property
+    def num_running(self):
+        """How many have a text and have not ended."""
+        return sum(
+            bool(text) and not task.done()
+            for text, task in zip(self.texts, self.tasks, strict=True)
+        )
 
     async def results(self):
         """What each gave, or how it failed."""
@@ -101,8 +106,10 @@ async def test_a_killed_worker_costs_only_the_streams_that_had_begun_there(
 ):
     """Requests without a first token finish on the other; the rest tell how far they came."""
     async with fleet(golden_model, script, keys_file, worker_flags=FLAGS) as running:
+        await until(lambda: running.count("router", "worker_connected") == 2)
         load = Load(running.client, count=40)
-        await load.some_begun()
+        # More than one worker holds: some run on either.
+        await until(lambda: load.num_running > 8)
         await exit_code(running.children["worker 0"], signal.SIGKILL)
         results = await load.results()
         lost = [result for result in results if isinstance(result, BaseException)]

@@ -44,6 +44,10 @@ class Fleet:
         await unless_died([child], child.event("listening"))
         return child
 
+    def count(self, name, event):
+        """How often a process has written an event."""
+        return sum(noted["event"] == event for noted in self.events[name])
+
     def _note(self, name, event):
         self.events[name].append(dict(event))
 
