@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from noria.service.channel import SERVER_OPTIONS, Options
+from noria.service.malformed import MalformedRequests
 
 LIVE = "live"
 
@@ -50,7 +51,9 @@ async def running_server(
     `options` come beside SERVER_OPTIONS. On exit calls still open get `stop_grace_s` to
     end. Raises OSError if the address cannot be bound.
     """
-    server = grpc.aio.server(options=(*SERVER_OPTIONS, *options))
+    server = grpc.aio.server(
+        interceptors=(MalformedRequests(),), options=(*SERVER_OPTIONS, *options)
+    )
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     add_services(server)

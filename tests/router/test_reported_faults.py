@@ -181,7 +181,8 @@ async def test_ids_that_clients_bring_are_not_the_routers():
         cancel = chat_pb2.CancelRequestRequest(request_id=ids[0])
         await setup.stub.CancelRequest(cancel, metadata=bearer())
         assert (await failure(calls[0]))[1].reason is Reason.CANCELLED
-        setup.worker.finish(2, "eos", EOS)
+        (left,) = [s.submit_number for s in setup.worker.submits if s.id.startswith(ids[1])]
+        setup.worker.finish(left, "eos", EOS)
         assert (await events(calls[1]))[-1].HasField("message_stop")
 
 
@@ -217,14 +218,41 @@ async def test_large_headers_and_a_million_ids_are_no_matter_of_the_transport():
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("body", [b"\xff" * 1000, b"\x0a" * 5000, b"\x0b" * 5000])
-async def test_bytes_that_are_no_message_are_refused(body):
-    """SEC-05: garbage, nested fields without end, groups without end; the next call is served."""
+A_TEXT = chat_pb2.ChatRequest(spec=spec("abc")).SerializeToString()
+NO_MESSAGE = {
+    "garbage": b"\xff" * 1000,
+    "fields in fields": b"\x0a" * 5000,
+    "groups": b"\x0b" * 5000,
+    "a lone surrogate": A_TEXT.replace(b"abc", b"\xed\xa0\x80"),
+}
+
+
+@pytest.mark.parametrize("body", NO_MESSAGE.values(), ids=NO_MESSAGE)
+@pytest.mark.parametrize("method", ["Chat", "StreamChat", "CountTokens", "GetRequest"])
+async def test_bytes_that_are_no_message_are_refused_like_a_bad_field(method, body):
+    """SEC-05, TOK-05: with id, line and count as any other; the next call is served."""
     with structlog.testing.capture_logs() as lines:
         async with routed() as setup, grpc.aio.insecure_channel(setup.router.address) as channel:
-            send = channel.unary_unary("/noria.v1.ChatService/Chat")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await send(body, metadata=bearer(), timeout=5)
+            kind = channel.unary_stream if method == "StreamChat" else channel.unary_unary
+            send = kind(f"/noria.v1.ChatService/{method}")
+            code, error = await failure(send(body, metadata=bearer(), timeout=5))
+            assert (code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD)
+            assert [field for field, _ in error.fields] == ["request"]
+            code, _ = await failure(send(body, metadata=bearer("wrong"), timeout=5))
+            assert code is grpc.StatusCode.UNAUTHENTICATED
             setup.worker.auto = [10]
             assert await events(setup.stream())
+    told = [line["outcome"] for line in lines if line["event"] in ("request", "lookup_refused")]
+    one_line = ["INVALID_KEY", "SERVED"]
+    assert told == (one_line if method == "GetRequest" else ["INVALID_FIELD", *one_line])
     assert not [line for line in lines if line["event"] == "defect"]
+
+
+async def test_a_deadline_that_has_passed_already_is_refused_before_any_work():
+    """GRP-08: the call says so itself, whether the router sees it or the transport does."""
+    async with routed() as setup:
+        for timeout in (0, 1e-9, -1):
+            assert (await failure(setup.stream(timeout=timeout)))[0] is (
+                grpc.StatusCode.DEADLINE_EXCEEDED
+            )
+        assert not setup.tokenizer.encoded
