@@ -201,6 +201,14 @@ async def test_a_crowded_batch_is_named(golden_model, script_file):
     assert verdict.cause is Cause.CROWDED_BATCH
 
 
+async def test_a_large_kv_cache_is_named(golden_model, script_file):
+    """One prefill step within half a second; then slow steps that read over 2,048 tokens each."""
+    whole = {"max_num_batched_tokens": 4096, "step_seconds": 0.09}
+    async with scripted(golden_model, script_file, **whole) as stack:
+        verdict = await verdict_of_question(stack, [("user", "x" * 2200)], max_tokens=8)
+    assert verdict.cause is Cause.LARGE_KV_CACHE
+
+
 async def test_a_preemption_is_named(golden_model, script_file):
     small = {"num_blocks": 8, "block_size": 16, "step_seconds": 0.01}
     async with scripted(golden_model, script_file, **small) as stack, busy_with(stack, 1, 100):
