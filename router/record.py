@@ -45,8 +45,9 @@ class RequestRecord:
     `clock` is the router's, in seconds; `accepted_unix_us` is for people. Of an unserved
     request, `output_tokens` counts those whose text was on its way to the client.
 
-    Tokens still computed when a request ends early are heard of afterwards, if at all: they
-    count as wasted in this record, but no longer in the timeline that was sent.
+    Tokens still computed when a request ends early are heard of afterwards, if at all:
+    `late_tokens` count as wasted where the record is read later, but nowhere in what was
+    told at the end, which stays one story.
     """
 
     request_id: str
@@ -71,6 +72,7 @@ class RequestRecord:
     is_over: bool = False
     timeline: Timeline = field(init=False)
     _outputs: dict[int, int] = field(default_factory=dict)
+    late_tokens: int = 0
     _computed_tokens: int = 0
     _decode_us: int = 0
 
@@ -91,7 +93,7 @@ class RequestRecord:
 
     @property
     def wasted_tokens(self) -> int:
-        """Tokens that a worker computed and nobody was sent."""
+        """Tokens that a worker had computed by the end and nobody was sent."""
         return max(0, self._computed_tokens - self.output_tokens)
 
     def encoding(self) -> None:
@@ -137,7 +139,10 @@ class RequestRecord:
 
     def wasted(self, num_tokens: int) -> None:
         """So many more were computed for an attempt that had been given up."""
-        self._computed_tokens += num_tokens
+        if self.is_over:
+            self.late_tokens += num_tokens
+        else:
+            self._computed_tokens += num_tokens
 
     def has_text_of(self, num_ids: int, choice: int) -> None:
         """The text of so many ids of a choice is on its way to the client."""

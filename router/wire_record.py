@@ -1,4 +1,4 @@
-"""What is told of requests and models, on the wire_events."""
+"""What is told of requests and models, on the wire."""
 
 from noria.v1 import chat_pb2, common_pb2
 from router import wire_events
@@ -54,6 +54,8 @@ def request(record: RequestRecord) -> chat_pb2.GetRequestResponse:
         model=record.model,
         timeline=timeline(record),
     )
+    wasted = record.wasted_tokens + record.late_tokens
+    told.timeline.wasted_tokens = min(wasted, _MAX_UINT32)
     if record.stop_reason is not None and record.reason is None:
         told.stop_reason = wire_events.STOP_REASONS[record.stop_reason]
     return told

@@ -269,7 +269,8 @@ def check_counts(client, walls, outcomes, counted, seen, count):
     assert count - unknown <= len(told) <= count
     ended = Counter(line["outcome"] for line in outcomes)
     assert counted == ended
-    assert set(ended) == ENDINGS
+    # Whether anybody is late, meets a full queue or loses its worker is a matter of pace.
+    assert {"SERVED", "CANCELLED", "INVALID_FIELD"} <= set(ended) <= ENDINGS
     assert ended["SERVED"] >= seen["SERVED"] > count / 8
 
 

@@ -9,6 +9,8 @@ import structlog
 
 from noria.reasons import Reason, RequestError
 from noria.v1 import chat_pb2, common_pb2, worker_pb2
+from router import wire_record
+from router.record import RequestRecord
 from router.wire_record import MAX_TIMELINE_BYTES, TIMELINE_KEY
 from tests.router.fakes import (
     EOS,
@@ -446,3 +448,15 @@ async def test_without_a_known_key_there_is_a_line_and_no_timeline(clock, log):
         end = await ended(setup.stream(key="wrong"))
     assert (end.code, end.timeline) == (grpc.StatusCode.UNAUTHENTICATED, None)
     assert [line["outcome"] for line in log if line["event"] == "request"] == ["INVALID_KEY"]
+
+
+def test_what_is_heard_after_the_end_changes_the_record_but_nothing_that_was_told():
+    record = RequestRecord("req-1", lambda: 5.0, tenant="t")
+    record.wasted(2)
+    record.close()
+    told = wire_record.timeline(record)
+    record.wasted(3)
+    assert wire_record.timeline(record) == told
+    assert told.wasted_tokens == 2
+    assert record.fields()["wasted_tokens"] == 2
+    assert wire_record.request(record).timeline.wasted_tokens == 5
