@@ -111,6 +111,9 @@ def _document(content: bytes) -> tuple[str, _Table]:
         raise KeysFormatError("not TOML", int(found[1]) if found else last) from None
     except RecursionError:
         raise KeysFormatError("nested too deeply") from None
+    except ValueError:
+        # What tomllib lets through from Python itself, such as a number of too many digits.
+        raise KeysFormatError("a value that cannot be read") from None
 
 
 def _headers(text: str, below: str) -> Iterator[int | None]:
@@ -137,7 +140,7 @@ def _tenant(table: _Table, methods: frozenset[str]) -> Tenant:
     if not MIN_PRIORITY <= ceiling <= MAX_PRIORITY:
         raise table.fail(f"priority_ceiling: from {MIN_PRIORITY} to {MAX_PRIORITY}")
     group = table.get("cache_group", str, "")
-    return Tenant(name, table.names("models"), allowed, ceiling, group or name)
+    return Tenant(name, table.names("models"), allowed, ceiling, group)
 
 
 def _digest(table: _Table) -> str:

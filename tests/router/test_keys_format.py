@@ -49,7 +49,7 @@ def test_every_field_is_read():
 
 def test_what_is_left_out_limits_nothing_and_shares_no_cache():
     keys = parse(f'[[tenants]]\nname = "t"\n[[tenants.keys]]\nsha256 = "{A}"')
-    assert keys[A] == ApiKey(Tenant("t", cache_group="t"))
+    assert keys[A] == ApiKey(Tenant("t"))
     assert keys[A].tenant.models is None
 
 
@@ -108,3 +108,19 @@ def test_bytes_that_are_no_text_are_told_by_their_line():
 def test_a_huge_file_is_refused_unread():
     with pytest.raises(KeysFormatError, match=f"more than {MAX_BYTES} bytes"):
         parse_keys(b"#" * (MAX_BYTES + 1), METHODS)
+
+
+def test_a_number_of_too_many_digits_is_refused_like_any_broken_file():
+    with pytest.raises(KeysFormatError, match="cannot be read"):
+        parse_keys(b"x = " + b"9" * 5000, METHODS)
+
+
+def test_a_tenant_named_like_a_group_shares_nothing_with_it():
+    digests = [sha256(name.encode()).hexdigest() for name in ("a", "b")]
+    text = (
+        f'[[tenants]]\nname = "shared"\n[[tenants.keys]]\nsha256 = "{digests[0]}"\n'
+        f'[[tenants]]\nname = "x"\ncache_group = "shared"\n[[tenants.keys]]\nsha256 = "{digests[1]}"\n'
+    )
+    keys = parse_keys(text.encode(), METHODS)
+    salts = {keys[digest].tenant.cache_salt(b"secret") for digest in digests}
+    assert len(salts) == 2
