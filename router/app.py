@@ -193,6 +193,10 @@ class Router:
             except KeysFormatError as error:
                 self._log.error("keys_file_refused", reason=error.reason, line=error.line)
                 continue
+            except Exception as error:
+                # A revoked key must not stay valid because this loop has died.
+                self._log.error("keys_file_unread", kind=type(error).__name__)
+                continue
             if keys is not None:
                 self._keys.replace(keys)
                 self._log.info("keys_file_read", keys=len(keys))

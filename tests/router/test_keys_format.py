@@ -117,10 +117,9 @@ def test_a_number_of_too_many_digits_is_refused_like_any_broken_file():
 
 def test_a_tenant_named_like_a_group_shares_nothing_with_it():
     digests = [sha256(name.encode()).hexdigest() for name in ("a", "b")]
-    text = (
-        f'[[tenants]]\nname = "shared"\n[[tenants.keys]]\nsha256 = "{digests[0]}"\n'
-        f'[[tenants]]\nname = "x"\ncache_group = "shared"\n[[tenants.keys]]\nsha256 = "{digests[1]}"\n'
-    )
+    key_a, key_b = (f'[[tenants.keys]]\nsha256 = "{digest}"\n' for digest in digests)
+    text = f'[[tenants]]\nname = "shared"\n{key_a}[[tenants]]\nname = "x"\n'
+    text += f'cache_group = "shared"\n{key_b}'
     keys = parse_keys(text.encode(), METHODS)
     salts = {keys[digest].tenant.cache_salt(b"secret") for digest in digests}
     assert len(salts) == 2
