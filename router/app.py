@@ -12,11 +12,13 @@ import structlog
 
 from noria.reasons import Reason, RequestError
 from noria.service.channel import connection_age
+from noria.service.guard import GuardedRequests
+from noria.service.limits import MAX_CHAT_BYTES
 from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.v1 import chat_pb2, chat_pb2_grpc
 from router.auth import ApiKey, KeyRing, Keys, Tenant
-from router.calls import Admission, Calls
+from router.calls import Admission, Calls, Metadata
 from router.chat import Chats
 from router.config import RouterConfig
 from router.connection import background
@@ -111,6 +113,20 @@ class Router:
         self._live.interrupt_all(RequestError(Reason.DRAINING, "the router stopped"))
         await self._live.wait_idle()
 
+    def guard(self) -> GuardedRequests:
+        """Parses what clients send once their key is known, and no more than a chat may hold."""
+
+        def may_parse(method: str, metadata: Metadata) -> bool:
+            if not method.startswith(f"/{SERVICE_NAME}/"):
+                return True
+            try:
+                self._keys.authenticate(metadata)
+            except RequestError:
+                return False
+            return True
+
+        return GuardedRequests(MAX_CHAT_BYTES, may_parse)
+
     def add_services(self, server: grpc.aio.Server) -> None:
         """Register what clients call."""
         chat_pb2_grpc.add_ChatServiceServicer_to_server(self._servicer, server)
@@ -127,6 +143,7 @@ class Router:
             self.registry,
             patience_s=self._config.tokenizer_patience_s,
             on_change=self._on_change,
+            on_new_vocabulary=self._end_all_encoded,
             clock=self._clock,
             log=self._log,
         )
@@ -167,6 +184,11 @@ class Router:
             clock=self._clock,
             log=self._log,
         )
+
+    def _end_all_encoded(self) -> None:
+        """End every request, wherever it is: its ids are of a vocabulary that is gone."""
+        changed = "the tokenizer came back with another vocabulary"
+        self._live.interrupt_all(RequestError(Reason.TOKENIZER_LOST, changed))
 
     def _on_change(self) -> None:
         """A worker or the tokenizer came or went, or the drain began."""
@@ -243,7 +265,7 @@ async def running_router(
     router = Router(config, clock=clock, seed_source=seed_source, log=log)
     ageing = connection_age(config.max_connection_age_s)
     async with running_server(
-        router.add_services, [SERVICE_NAME], config.listen, options=ageing
+        router.add_services, [SERVICE_NAME], config.listen, options=ageing, guard=router.guard()
     ) as server:
         router.address = server.address
         async with (

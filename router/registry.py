@@ -36,22 +36,31 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self.vocab_fingerprint: str | None = None
+        self._vocab_fingerprint: str | None = None
         self._workers: dict[str, WorkerState] = {}
         # Names outlive their workers, to tell "no worker now" from "no such model".
         self._models: dict[str, str] = {}
-        self._left_at: dict[str, float] = {}
+        self._unserved_since: dict[str, float] = {}
+
+    @property
+    def vocab_fingerprint(self) -> str | None:
+        return self._vocab_fingerprint
+
+    @vocab_fingerprint.setter
+    def vocab_fingerprint(self, fingerprint: str) -> None:
+        self._vocab_fingerprint = fingerprint
+        self._unserved_since.clear()
 
     def add(self, worker: WorkerState) -> None:
         figures = worker.figures
         self._workers[worker.worker_id] = worker
         for name in (figures.model, *figures.aliases):
             self._models[name] = figures.model
+        self._unserved_since.pop(figures.model, None)
 
-    def remove(self, worker: WorkerState, now: float) -> None:
+    def remove(self, worker: WorkerState) -> None:
         if self._workers.get(worker.worker_id) is worker:
             del self._workers[worker.worker_id]
-            self._left_at[worker.figures.model] = now
 
     def used(self, worker: WorkerState) -> None:
         """The worker was given a request: in the order of all, it is now the last."""
@@ -71,8 +80,11 @@ class Registry:
         return worker.figures.vocab_fingerprint == self.vocab_fingerprint
 
     def unserved_s(self, model: str, now: float) -> float:
-        """Seconds since the last usable worker of `model` left; 0 while there is one."""
-        return 0.0 if self.usable(model) else now - self._left_at.get(model, now)
+        """For how long this has been asked while no worker was usable; 0 while there is one."""
+        if self.usable(model):
+            self._unserved_since.pop(model, None)
+            return 0.0
+        return now - self._unserved_since.setdefault(model, now)
 
     def permits(self, model: str, allowed: Names) -> bool:
         """Whether `allowed` holds the name of a model or one of its aliases."""

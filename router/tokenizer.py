@@ -44,7 +44,11 @@ _INFO_TIMEOUT_S = 60.0
 
 
 class Tokenizer:
-    """One tokenizer service. `on_change` is called when it comes or goes."""
+    """One tokenizer service.
+
+    `on_change` is called when it comes or goes, `on_new_vocabulary` when it comes back with
+    another vocabulary: whatever ids were made before mean something else from then on.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Tokenizer:
         *,
         patience_s: float,
         on_change: Callable[[], None],
+        on_new_vocabulary: Callable[[], None],
         clock: Callable[[], float],
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
@@ -60,6 +65,7 @@ class Tokenizer:
         self._registry = registry
         self._patience_s = patience_s
         self._on_change = on_change
+        self._on_new_vocabulary = on_new_vocabulary
         self._clock = clock
         self._log = log.bind(tokenizer=address)
         self._up = asyncio.Event()
@@ -146,7 +152,7 @@ class Tokenizer:
     def _come_up(self, info: tokenizer_pb2.GetTokenizerInfoResponse) -> None:
         known = self._registry.vocab_fingerprint
         if known is not None and known != info.vocab_fingerprint:
-            self._lose_slots("the tokenizer came back with another vocabulary")
+            self._on_new_vocabulary()
         self._stop_patience()
         self._last_break = ""
         self._model, self._vocab_size = info.model, info.vocab_size

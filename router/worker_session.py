@@ -89,7 +89,7 @@ class WorkerSession:
             while isinstance(response := await call.read(), worker_pb2.SessionResponse):
                 self._receive(worker, response)
         finally:
-            self._registry.remove(worker, self._clock())
+            self._registry.remove(worker)
             worker.close()
             self._on_change()
 

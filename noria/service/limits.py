@@ -8,7 +8,7 @@
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # Size of a call's metadata; beyond it gRPC answers `RESOURCE_EXHAUSTED`.
 MAX_METADATA_BYTES = 16 * 1024
-# Size of a `ChatSpec`, texts in UTF-8.
+# Size of a request of the ChatService as it arrives, and of its spec; texts in UTF-8.
 MAX_CHAT_BYTES = 4 * 1024 * 1024
 # Messages of a conversation.
 MAX_MESSAGES = 4_096

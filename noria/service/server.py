@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from noria.service.channel import SERVER_OPTIONS, Options
-from noria.service.malformed import MalformedRequests
+from noria.service.guard import GuardedRequests
 
 LIVE = "live"
 
@@ -45,14 +45,16 @@ async def running_server(
     *,
     stop_grace_s: float = 1.0,
     options: Options = (),
+    guard: GuardedRequests | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Listen on `listen` (host:port; port 0 picks a free one): live at once, not yet ready.
 
-    `options` come beside SERVER_OPTIONS. On exit calls still open get `stop_grace_s` to
-    end. Raises OSError if the address cannot be bound.
+    `options` come beside SERVER_OPTIONS; `guard` says whose requests are parsed, by default
+    everybody's. On exit calls still open get `stop_grace_s` to end. Raises OSError if the
+    address cannot be bound.
     """
     server = grpc.aio.server(
-        interceptors=(MalformedRequests(),), options=(*SERVER_OPTIONS, *options)
+        interceptors=(guard or GuardedRequests(),), options=(*SERVER_OPTIONS, *options)
     )
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -234,8 +234,57 @@ def test_unstarted_requests_leave_a_worker_and_started_ones_stay():
     started = streams[0]
     house.worker("a").deliver(1, NewTokens([5]))
     assert house.worker("a").give_up_unstarted() == 1
-    house.registry.remove(house.worker("a"), 0.0)
+    house.registry.remove(house.worker("a"))
     house.dispatcher.dispatch()
     assert house.lines["a"].aborts == [2]
     assert started.sink.places == ["a"]
     assert streams[2].sink.places == ["a", "b"]
+
+
+PATIENCE_S = 10.0
+
+
+def _leave(house: House) -> WorkerState:
+    worker = house.worker("a")
+    house.registry.remove(worker)
+    house.dispatcher.give_up_unserved(PATIENCE_S)
+    return worker
+
+
+def test_the_queued_wait_for_a_worker_as_long_as_they_are_told_and_no_longer():
+    house = House(load=FULL)
+    waiting = house.add(160)
+    _leave(house)
+    house.clock.now += PATIENCE_S
+    house.dispatcher.give_up_unserved(PATIENCE_S)
+    assert waiting.sink.error is None
+    house.clock.now += 0.1
+    house.dispatcher.give_up_unserved(PATIENCE_S)
+    assert waiting.sink.error.reason is Reason.NO_WORKER
+
+
+def test_a_worker_that_was_away_long_ago_takes_nothing_from_todays_patience():
+    house = House(load=FULL)
+    waiting = house.add(160)
+    worker = _leave(house)
+    house.clock.now += PATIENCE_S - 0.1
+    house.registry.add(worker)
+    house.clock.now += 1000.0
+    _leave(house)
+    house.clock.now += PATIENCE_S
+    house.dispatcher.give_up_unserved(PATIENCE_S)
+    assert waiting.sink.error is None
+
+
+def test_a_model_whose_workers_only_the_new_tokenizer_misunderstands_gets_the_whole_patience():
+    house = House(load=FULL)
+    waiting = house.add(160)
+    house.clock.now += 1000.0
+    house.registry.vocab_fingerprint = "another"
+    house.dispatcher.give_up_unserved(PATIENCE_S)
+    house.clock.now += PATIENCE_S
+    house.dispatcher.give_up_unserved(PATIENCE_S)
+    assert waiting.sink.error is None
+    house.clock.now += 0.1
+    house.dispatcher.give_up_unserved(PATIENCE_S)
+    assert waiting.sink.error.reason is Reason.NO_WORKER

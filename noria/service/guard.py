@@ -1,0 +1,73 @@
+"""Requests that are not parsed: refused like any bad field, once their caller is known.
+
+gRPC alone parses whatever arrives before the service hears of the call. Bytes that are no
+message would be answered UNKNOWN, with an exception's name and no request id; and a few
+kilobytes that unpack to millions of empty messages would cost gigabytes, key or no key.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from noria.reasons import Reason, RequestError, invalid_field
+from noria.service.limits import MAX_MESSAGE_BYTES
+
+Find = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+# Whether the caller of this method, with this metadata, may have its request parsed.
+MayParse = Callable[[str, Iterable[tuple[str, str | bytes]]], bool]
+
+
+class UnparsedRequest:
+    """Stands where a message would; whoever looks at a field of it refuses the request."""
+
+    def __init__(self, error: RequestError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error
+
+
+class GuardedRequests(grpc.aio.ServerInterceptor):
+    """Gives handlers of a single request an `UnparsedRequest` where nothing may be parsed.
+
+    Handlers find out who calls before they look at the request, so that one that was not
+    parsed for want of a key is refused for that.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        may_parse: MayParse = lambda method, metadata: True,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._may_parse = may_parse
+
+    async def intercept_service(self, continuation: Find, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        known = self._may_parse(details.method, details.invocation_metadata or ())
+        parse = self._guarded(handler.request_deserializer, known)
+        return handler._replace(request_deserializer=parse)
+
+    def _guarded(self, parse: Callable[[bytes], Any], known: bool) -> Callable[[bytes], Any]:
+        def parse_or_stand_in(data: bytes) -> Any:
+            if not known:
+                return UnparsedRequest(invalid_field("request", "not looked at without a key"))
+            if len(data) > self._max_bytes:
+                return UnparsedRequest(_too_large(len(data), self._max_bytes))
+            try:
+                return parse(data)
+            except DecodeError:
+                problem = "bytes that are no message of this method, or a text that is no UTF-8"
+                return UnparsedRequest(invalid_field("request", problem))
+
+        return parse_or_stand_in
+
+
+def _too_large(size: int, limit: int) -> RequestError:
+    problem = f"{size} bytes; at most {limit}"
+    fields = (("request", problem),)
+    return RequestError(Reason.MESSAGE_TOO_LARGE, f"request: {problem}", fields=fields)
