@@ -180,6 +180,7 @@ class Router:
             new_request_id=lambda: f"req-{self._instance_id}-{secrets.token_hex(16)}",
             default_deadline_s=self._config.default_deadline_s,
             on_end=self._metrics.on_end,
+            on_late=self._metrics.on_late,
             on_refused=self._metrics.on_refused,
             clock=self._clock,
             log=self._log,

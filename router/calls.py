@@ -40,7 +40,8 @@ class Admission:
 class Calls:
     """Runs calls. `new_request_id` makes an id no two requests share.
 
-    `on_end` hears of each record when it is over, `on_refused` of each lookup (GetRequest,
+    `on_end` hears of each record when it is over, `on_late` of tokens that a worker computed
+    for it all the same, `on_refused` of each lookup (GetRequest,
     CancelRequest, ListModels: they have no record) whose key may not call: method and reason.
     `clock` is the router's, in seconds; `wall_clock` gives seconds since the epoch.
     """
@@ -54,6 +55,7 @@ class Calls:
         new_request_id: Callable[[], str],
         default_deadline_s: float,
         on_end: Callable[[RequestRecord], None],
+        on_late: Callable[[RequestRecord, int], None],
         on_refused: Callable[[str, Reason], None],
         clock: Callable[[], float],
         log: structlog.typing.FilteringBoundLogger,
@@ -65,6 +67,7 @@ class Calls:
         self._new_request_id = new_request_id
         self._default_deadline_s = default_deadline_s
         self._on_end = on_end
+        self._on_late = on_late
         self._on_refused = on_refused
         self._clock = clock
         self._log = log
@@ -121,6 +124,7 @@ class Calls:
             self._new_request_id(),
             self._clock,
             accepted_unix_us=int(self._wall_clock() * 1e6),
+            on_late=self._on_late,
             method=method,
             trace_id=trace.trace_id,
         )

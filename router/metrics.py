@@ -104,6 +104,11 @@ class RouterMetrics:
         if method in _GENERATING and record.model:
             self._observe(record, self._label(record.model))
 
+    def on_late(self, record: RequestRecord, num_tokens: int) -> None:
+        """Count tokens that were computed for a request after its end."""
+        if record.model:
+            self._tokens["wasted"].labels(self._label(record.model)).inc(num_tokens)
+
     def on_refused(self, method: str, reason: Reason) -> None:
         """Count a lookup whose key may not make it."""
         self._refused.labels(method, str(reason)).inc()

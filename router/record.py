@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from noria.reasons import Reason
 from router.events import AnswerUsage, StopReason
-from router.timeline import Phase, Timeline
+from router.timeline import Phase, Reported, Timeline
 from router.worker_news import NewTokens, WorkerReport
 
 
@@ -35,7 +35,12 @@ _ENDED_AS = {
     Reason.TOKENIZER_LOST: RequestState.FAILED,
     Reason.WORKER_LOST: RequestState.FAILED,
 }
-_RUNNING = {Phase.BATCH_WAIT, Phase.DECODE, Phase.DETOKENIZE, Phase.DELIVERY}
+_BEFORE_FIRST_TOKEN = {Phase.BATCH_WAIT, Phase.PREFILL}
+_RUNNING = {Phase.BATCH_WAIT, Phase.PREFILL, Phase.DECODE, Phase.DETOKENIZE, Phase.DELIVERY}
+
+
+def _ignore(record: "RequestRecord", num_tokens: int) -> None:
+    del record, num_tokens
 
 
 @dataclass(slots=True)
@@ -46,13 +51,14 @@ class RequestRecord:
     request, `output_tokens` counts those whose text was on its way to the client.
 
     Tokens still computed when a request ends early are heard of afterwards, if at all:
-    `late_tokens` count as wasted where the record is read later, but nowhere in what was
-    told at the end, which stays one story.
+    `late_tokens` count as wasted where the record is read later, and `on_late` hears of
+    them, but nothing of what was told at the end changes.
     """
 
     request_id: str
     clock: Callable[[], float]
     accepted_unix_us: int = 0
+    on_late: "Callable[[RequestRecord, int], None]" = _ignore
     method: str = ""
     trace_id: str = ""
     tenant: str = ""
@@ -116,31 +122,43 @@ class RequestRecord:
         self.attempts += 1
 
     def generated(self, new: NewTokens) -> None:
-        """Ids came. Without the worker's word, the time before the first is batch wait."""
+        """The prompt is being computed, or ids came.
+
+        Without the worker's word, the time before the first id is batch wait.
+        """
         if not new.token_ids:
+            if new.waited_us is not None and self.timeline.phase is Phase.BATCH_WAIT:
+                self.timeline.enter(Phase.PREFILL, [(Phase.BATCH_WAIT, new.waited_us)])
             return
         self._computed_tokens += len(new.token_ids)
         if new.cached_tokens is not None:
             self.cached_tokens = new.cached_tokens
-        if self.timeline.phase is Phase.BATCH_WAIT:
-            self.timeline.enter(Phase.DECODE, new.durations_us)
+        if self.timeline.phase in _BEFORE_FIRST_TOKEN:
+            self._end_prefill(Phase.DECODE, new.durations_us)
         else:
             self._decode_us += self.timeline.enter(Phase.DECODE)
 
     def finished(self, report: WorkerReport) -> None:
         """The worker's last entry: no further id comes from this attempt."""
         self.preemptions += report.preemptions
-        if self.timeline.phase is Phase.BATCH_WAIT:
-            self.timeline.enter(Phase.DETOKENIZE, report.durations_us)
+        if self.timeline.phase in _BEFORE_FIRST_TOKEN:
+            self._end_prefill(Phase.DETOKENIZE, report.durations_us)
         elif self.timeline.phase is Phase.DECODE:
             self._decode_us += self.timeline.enter(Phase.DETOKENIZE)
             decode = [(Phase.DECODE, report.decode_us)]
             self.timeline.divide(Phase.DECODE, self._decode_us, decode)
 
+    def _end_prefill(self, to: Phase, reported: Reported) -> None:
+        """Of what is reported, a stretch that began with the prefill holds that alone."""
+        if self.timeline.phase is Phase.PREFILL:
+            reported = [(phase, us) for phase, us in reported if phase is Phase.PREFILL]
+        self.timeline.enter(to, reported)
+
     def wasted(self, num_tokens: int) -> None:
         """So many more were computed for an attempt that had been given up."""
         if self.is_over:
             self.late_tokens += num_tokens
+            self.on_late(self, num_tokens)
         else:
             self._computed_tokens += num_tokens
 

@@ -102,6 +102,7 @@ def new_tokens(delta: worker_pb2.Delta, finishes: Sequence[Finish]) -> NewTokens
         token_ids=list(delta.token_ids),
         steps=[TracedStep(step, step.HasField("token_id")) for step in delta.steps],
         cached_tokens=delta.cached_tokens if delta.HasField("cached_tokens") else None,
+        waited_us=delta.waiting_us if delta.HasField("waiting_us") else None,
         durations_us=_before_first_token(delta) if delta.HasField("prefill_us") else (),
         last_is_end=finish is Finish.EOS or finish is Finish.STOP_ID,
         choice=delta.choice,

@@ -46,7 +46,8 @@ class ChosenToken:
 class NewTokens:
     """What a step brought for one choice of a stream.
 
-    `cached_tokens` and `durations_us` (of waiting and prefill) come with the first id.
+    `waited_us` comes when the first position is about to be computed, and as part of
+    `durations_us` (of waiting and prefill) with the first id, as does `cached_tokens`.
     `last_is_end`: the last id is EOS or a stop id, and ended the output. `chosen` is empty,
     or has an entry for each id. `finish`: why the choice ended while others go on.
     """
@@ -54,6 +55,7 @@ class NewTokens:
     token_ids: Sequence[int]
     steps: Sequence[TracedStep] = ()
     cached_tokens: int | None = None
+    waited_us: int | None = None
     durations_us: Reported = ()
     last_is_end: bool = False
     choice: int = 0

@@ -82,14 +82,16 @@ class EngineLoad:
 class EngineOutput:
     """Everything that one turn of the engine produced.
 
-    `output` is None when nothing was computed (only endings or refusals). `step_s` is the
-    step's duration in seconds. `begun` has the account of each sequence whose first token
-    this is, by its id. `failure` is what the batch raised.
+    `output` is None when nothing was computed (only endings or refusals, or a step that has
+    only begun). `step_s` is the step's duration in seconds. `entered` and `begun` have the
+    accounts of sequences whose first step has begun, and whose first token this is, by their
+    ids. `failure` is what the batch raised.
     """
 
     output: SchedulerOutput | None = None
     step_s: float = 0.0
     updates: list[SequenceUpdate] = field(default_factory=list)
+    entered: dict[int, Account] = field(default_factory=dict)
     begun: dict[int, Account] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -188,8 +190,15 @@ class Engine:
         if sequence is not None:
             self._end(sequence)
 
-    def step(self, intake: Callable[[], None] = lambda: None) -> EngineOutput:
+    def step(
+        self,
+        intake: Callable[[], None] = lambda: None,
+        on_entered: Callable[[EngineOutput], None] = lambda output: None,
+    ) -> EngineOutput:
         """Drop what is late, compute one batch, book its results. Never raises for a batch.
+
+        Before the batch is computed, `on_entered` hears of sequences that are in one for the
+        first time.
 
         `intake` is called once the batch is computed, and may submit and abort: aborts that
         arrived meanwhile take effect before the batch is booked, so that nothing is held
@@ -201,16 +210,26 @@ class Engine:
         if output is None:
             intake()
         else:
-            self._compute(output, intake)
+            started = self._clock()
+            if entered := self._enter(output, started):
+                on_entered(EngineOutput(entered=entered, load=self.load()))
+            self._compute(output, started, intake)
         if not self._accounts:
             self.scheduler.check_integrity()
         return self._take_output()
 
-    def _compute(self, output: SchedulerOutput, intake: Callable[[], None]) -> None:
-        started = self._clock()
+    def _enter(self, output: SchedulerOutput, now: float) -> dict[int, Account]:
+        """Accounts of those whose first step this is."""
+        accounts = {s.sequence_id: self._accounts[s.sequence_id] for s in output.scheduled}
+        entered = {i: account for i, account in accounts.items() if account.first_step is None}
+        for account in entered.values():
+            account.first_step = now
+        return entered
+
+    def _compute(self, output: SchedulerOutput, started: float, intake: Callable[[], None]) -> None:
         tokens, failure = self._execute(output)
         step_s = self._clock() - started
-        self._charge(output, started, step_s)
+        self._charge(output, step_s)
         intake()
         if failure is not None:
             self._fail(output.scheduled, "the batch failed")
@@ -230,12 +249,10 @@ class Engine:
         except Exception as error:
             return {}, error
 
-    def _charge(self, output: SchedulerOutput, started: float, step_s: float) -> None:
+    def _charge(self, output: SchedulerOutput, step_s: float) -> None:
         """Divide a step's time among its sequences by positions computed."""
         for scheduled in output.scheduled:
             account = self._accounts[scheduled.sequence_id]
-            if account.first_step is None:
-                account.first_step = started
             account.computed_tokens += scheduled.num_tokens
             account.device_s += step_s * scheduled.num_tokens / output.num_tokens
 

@@ -28,7 +28,8 @@ class EngineThread(Generic[Facts]):
     """A context manager: inside it the thread runs; leaving it tells the thread to stop.
 
     `build` makes the engine, on the thread, and tells what others must know of it.
-    `on_output` is called on the thread with every output that holds something. `ready`
+    `on_output` is called on the thread with every output that holds something, also before
+    a step with sequences that it is the first of. `ready`
     resolves to those facts once the engine stands, or raises what `build` raised;
     `crashed` resolves with an error that ended the loop: the worker is then of no more use.
     """
@@ -127,7 +128,7 @@ class EngineThread(Generic[Facts]):
                     return
             self._intake(engine)
             self._step_started = self._clock()
-            output = engine.step(lambda: self._intake(engine))
+            output = engine.step(lambda: self._intake(engine), self._on_output)
             self._step_started = None
             self._publish(output.load)
             if not output.is_empty:

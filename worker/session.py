@@ -57,7 +57,7 @@ class StepMessage:
             self.deltas[key] = delta
 
     def to_proto(self) -> worker_pb2.SessionResponse:
-        if not self.step_number and not self.terminals:
+        if not self.deltas and not self.terminals:
             return worker_pb2.SessionResponse(load=self.load)
         step = worker_pb2.Step(
             step_number=self.step_number,
@@ -244,6 +244,8 @@ class SessionHub:
         """Sort one engine output by session: one message for each that it concerns."""
         messages: dict[Session, StepMessage] = {}
         step = self._step_facts(output)
+        for sequence_id, account in output.entered.items():
+            self._deliver_entered(sequence_id, account, messages)
         for update in output.updates:
             begun = output.begun.get(update.sequence.sequence_id)
             self._deliver_update(update, step, begun, messages)
@@ -261,6 +263,17 @@ class SessionHub:
         """Tell every router the current load, also while a step runs."""
         for session in self._sessions:
             session.report_load()
+
+    def _deliver_entered(
+        self, sequence_id: int, account: Account, messages: dict[Session, StepMessage]
+    ) -> None:
+        """The first choice computes its prompt from now on, whatever becomes of it."""
+        route = self._routes.get(sequence_id)
+        if route is not None and route[1].first.sequence_id == sequence_id:
+            session, submission = route
+            waiting_us, _, _ = durations_us(account)
+            delta = worker_pb2.Delta(submit_number=submission.number, waiting_us=waiting_us)
+            messages.setdefault(session, StepMessage()).add_delta(delta)
 
     def _deliver_update(
         self,

@@ -570,7 +570,9 @@ class Timeline(_message.Message):
     first_delta_us: _builtins.int
     """Microseconds from acceptance to the first delta handed to the client."""
     wasted_tokens: _builtins.int
-    """Tokens computed and never delivered."""
+    """Tokens computed and never delivered. A timeline sent at the end of a call
+    has those known by then; GetRequest adds what the worker told later.
+    """
     worker_id: _builtins.str
     """The worker that served (or last tried) the request."""
     attempts: _builtins.int

@@ -465,11 +465,13 @@ class Delta(_message.Message):
     finish_reason: Global___FinishReason.ValueType
     """On a choice's last delta while other choices of the submit go on."""
     waiting_us: _builtins.int
-    """With the first id: durations since the submit arrived until its first step,
-    and from there to that id. So they are known although no terminal entry may
-    be waited for.
+    """Duration since the submit arrived until its first step. It is told when that
+    step begins, in a delta without ids, and again with the first id.
     """
     prefill_us: _builtins.int
+    """With the first id: duration from there to that id. So both are known although
+    no terminal entry may be waited for.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property

@@ -44,6 +44,7 @@ def ended(reason=None, *, method="StreamChat", model="m", output_tokens=0):
     record.timeline.enter(Phase.DECODE)
     clock.now += 3
     record.input_tokens, record.output_tokens = 7, output_tokens
+    record.cached_tokens = 5
     record.close(reason)
     return record
 
@@ -66,6 +67,7 @@ async def test_latencies_are_the_records_own(registry):
     assert figures["noria_inter_token_latency_seconds_sum", "m"] == 1
     assert figures["noria_end_to_end_latency_seconds_sum", "m"] == 7
     assert figures["noria_prompt_tokens_total", "m"] == 7
+    assert figures["noria_cached_prompt_tokens_total", "m"] == 5
     assert figures["noria_output_tokens_total", "m"] == 4
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 import structlog
+from prometheus_client import generate_latest
 
 from noria.reasons import Reason, RequestError
 from noria.v1 import chat_pb2, common_pb2, worker_pb2
@@ -23,6 +24,7 @@ from tests.router.fakes import (
     spec,
     until,
 )
+from tests.support.scraping import Scrape
 
 STATE = chat_pb2.RequestState
 
@@ -164,6 +166,8 @@ async def test_tokens_computed_after_a_stop_string_are_wasted_and_known_in_the_e
         await setup.at_rest()
         told = await record(setup, end.timeline.request_id)
         assert told.timeline.wasted_tokens == 6
+        figures = Scrape(generate_latest(setup.router.metrics_registry).decode())
+        assert figures["noria_wasted_tokens_total", "fake-model"] == 6
         assert told.timeline.phases == end.timeline.phases
 
 
@@ -460,3 +464,56 @@ def test_what_is_heard_after_the_end_changes_the_record_but_nothing_that_was_tol
     assert told.wasted_tokens == 2
     assert record.fields()["wasted_tokens"] == 2
     assert wire_record.request(record).timeline.wasted_tokens == 5
+
+
+async def test_a_prefill_that_never_reached_a_token_is_booked_as_one(clock):
+    """Cancelled, or lost with its worker: the worker had told when it began."""
+    async with routed(clock=clock) as setup:
+        calls = [setup.stream(), setup.stream()]
+        ids = [await request_id_of(call) for call in calls]
+        await setup.submitted(2)
+        clock.now += 0.3
+        for number in (1, 2):
+            setup.worker.emit(number, waiting_us=200_000)
+        await pass_time(setup, clock, 0)
+        clock.now += 0.5
+        calls[0].cancel()
+        await until(lambda: setup.worker.aborts)
+        setup.worker.break_session()
+        await until(lambda: setup.router.held()["permits"] == 1)
+        calls[1].cancel()
+        await setup.at_rest()
+        told = [(await record(setup, request_id)).timeline for request_id in ids]
+    for timeline in told:
+        assert phases(timeline) == {"BATCH_WAIT": 200, "TRANSPORT": 100, "PREFILL": 500}
+
+
+async def test_the_first_token_ends_a_prefill_that_was_told_before(clock):
+    async with routed(clock=clock) as setup:
+        call = setup.stream()
+        await setup.submitted(1)
+        clock.now += 0.3
+        setup.worker.emit(1, waiting_us=200_000)
+        await pass_time(setup, clock, 0)
+        await pass_time(setup, clock, 0.5)
+        setup.worker.emit(1, 10, waiting_us=200_000, prefill_us=450_000)
+        await until(lambda: next(iter(setup.router.registry)).attempts[1].delivered == 1)
+        await pass_time(setup, clock, 1.0)
+        setup.worker.finish(1, "eos", EOS, decode_us=1_000_000)
+        timeline = (await ended(call)).timeline
+    expected = {"BATCH_WAIT": 200, "TRANSPORT": 150, "PREFILL": 450, "DECODE": 1000}
+    assert phases(timeline) == expected
+
+
+async def test_a_request_that_expires_in_its_prefill_shows_it(clock):
+    async with routed(clock=clock) as setup:
+        call = setup.stream()
+        await setup.submitted(1)
+        clock.now += 0.3
+        setup.worker.emit(1, waiting_us=300_000)
+        await pass_time(setup, clock, 0)
+        await pass_time(setup, clock, 0.5)
+        setup.worker.finish(1, "expired", waiting_us=300_000, prefill_us=500_000)
+        timeline = (await ended(call)).timeline
+    assert timeline.reason == common_pb2.REASON_DEADLINE_EXCEEDED
+    assert phases(timeline) == {"BATCH_WAIT": 300, "PREFILL": 500}

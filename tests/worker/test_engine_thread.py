@@ -28,6 +28,7 @@ class Harness:
     def __init__(self):
         self.scheduler = make_scheduler()
         self.runner = GatedRunner(self.scheduler.pool)
+        self.entered = []
         self.outputs = []
         self.news = threading.Semaphore(0)
 
@@ -36,6 +37,9 @@ class Harness:
         return Engine(self.scheduler, self.runner, look_ahead=4), "facts"
 
     def on_output(self, output):
+        if output.entered:
+            self.entered.append((set(output.entered), len(self.outputs)))
+            return
         self.outputs.append(output)
         self.news.release()
 
@@ -72,6 +76,18 @@ def test_a_build_that_fails_is_reported(harness):
         pytest.raises(ValueError, match="no such"),
     ):
         thread.ready.result(timeout=10)
+
+
+def test_a_sequence_that_enters_the_batch_is_told_before_the_step_and_once(harness):
+    with EngineThread(harness.build, harness.on_output) as thread:
+        thread.submit(make_sequence(1, max_tokens=2))
+        assert harness.runner.arrived.acquire(timeout=10)
+        assert harness.entered == [({1}, 0)]
+        thread.submit(make_sequence(2, max_tokens=1))
+        harness.runner.gate.release(2)
+        harness.next_output()
+        harness.next_output()
+        assert harness.entered == [({1}, 0), ({2}, 1)]
 
 
 def test_an_abort_while_a_step_runs_takes_effect_at_its_end(harness):

@@ -296,3 +296,28 @@ async def test_load_names_only_submits_it_includes(engine, hub):
         engine.step(hub)
         (message,) = await taken(session)
         assert message.step.load.last_submit_number == 1
+
+
+async def test_a_router_hears_when_a_prompt_is_first_computed_whatever_becomes_of_it(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1))
+        engine.engine.step(on_entered=hub.deliver)
+        (message,) = await taken(session)
+    (delta,) = message.step.deltas
+    assert delta.submit_number == 1
+    assert not delta.token_ids
+    assert delta.HasField("waiting_us")
+    assert not delta.HasField("prefill_us")
+
+
+async def test_of_several_choices_the_first_one_says_when_the_prompt_is_computed(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1, n=3))
+        entered = []
+        while engine.engine.has_work:
+            engine.engine.step(on_entered=entered.append)
+        for output in entered:
+            hub.deliver(output)
+        (message,) = await taken(session)
+    assert sum(len(output.entered) for output in entered) == 3
+    assert [delta.choice for delta in message.step.deltas] == [0]
