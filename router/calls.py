@@ -134,6 +134,7 @@ class Calls:
     ) -> None:
         tenant = self._tenant(context)
         record.tenant = tenant.name
+        tenant.check_method(record.method)
         left_s = context.time_remaining()
         left_s = self._default_deadline_s if left_s is None else left_s
         deadline = self._clock() + left_s
@@ -141,7 +142,6 @@ class Calls:
         call = Call(tenant, deadline, trace.traceparent, record, delivery, interrupt)
         try:
             with interrupt, self.live.hold(LiveRequest(tenant, interrupt, delivery, record)):
-                tenant.check_method(record.method)
                 self._admission.check()
                 await _until_deadline(call, left_s, work)
         except asyncio.CancelledError:

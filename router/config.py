@@ -8,6 +8,9 @@ from noria.service.limits import DEFAULT_DEADLINE_S
 from router.step_pace import STALL_MIN_S
 from router.worker_state import LOAD_TTL_S
 
+# A week: gRPC counts milliseconds in 32 bits, which is not four times as much.
+MAX_SECONDS = 7 * 24 * 3600
+
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
@@ -53,8 +56,10 @@ class RouterConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; at least 1")
         for name in ("default_deadline_s", "load_ttl_s", "stall_min_s", "max_connection_age_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; above 0")
+            seconds = getattr(self, name)
+            if not 0 < seconds <= MAX_SECONDS:
+                flag = name.replace("_", "-")
+                raise ValueError(f"{flag}: {seconds}; above 0, at most {MAX_SECONDS}")
 
     def _check_keys(self) -> None:
         digest = self.api_key_sha256

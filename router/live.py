@@ -5,18 +5,15 @@ For CancelRequest and GetRequest, for slow readers, and for the drain.
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from noria.reasons import Reason, RequestError
 from router.auth import Tenant
 from router.delivery import Delivery
+from router.ended import EndedRecords
 from router.interrupt import Interrupt
 from router.record import RequestRecord
-
-REMEMBERED = 10_000
-REMEMBERED_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +26,14 @@ class LiveRequest:
     record: RequestRecord
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    tenant: str
-    at: float
-    record: RequestRecord
-
-
 class LiveRequests:
-    """All of them; of those that ended the last 10,000, for an hour. Another tenant's id
-    answers like one that never was.
+    """All of them, and those that ended lately. Another tenant's id answers like one that
+    never was.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
         self._live: dict[str, LiveRequest] = {}
-        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._ended = EndedRecords(clock)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -61,21 +50,18 @@ class LiveRequests:
             yield
         finally:
             del self._live[request_id]
-            ended = _Ended(request.tenant.name, self._clock(), request.record)
-            self._ended[request_id] = ended
-            self._forget_old()
+            self._ended.add(request.tenant.name, request.record)
             if not self._live:
                 self._idle.set()
 
     def record(self, request_id: str, tenant: Tenant) -> RequestRecord:
         """A tenant's request, running or ended. Raises REQUEST_NOT_FOUND."""
-        self._forget_old()
         request = self._live.get(request_id)
         if request is not None and request.tenant.name == tenant.name:
             return request.record
-        ended = self._ended.get(request_id)
-        if ended is not None and ended.tenant == tenant.name:
-            return ended.record
+        ended = self._ended.find(tenant.name, request_id)
+        if ended is not None:
+            return ended
         raise RequestError(Reason.REQUEST_NOT_FOUND, "request_id: no such request")
 
     def cancel(self, request_id: str, tenant: Tenant) -> None:
@@ -102,11 +88,3 @@ class LiveRequests:
     async def wait_idle(self) -> None:
         """Return once nothing is live."""
         await self._idle.wait()
-
-    def _forget_old(self) -> None:
-        oldest = self._clock() - REMEMBERED_S
-        while self._ended:
-            first = next(iter(self._ended))
-            if len(self._ended) <= REMEMBERED and self._ended[first].at >= oldest:
-                return
-            del self._ended[first]

@@ -35,7 +35,8 @@ class ChatServiceStub:
 
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
-    every error as well, and is what `CancelRequest` takes.
+    every error of these calls, and is what `GetRequest` and `CancelRequest` take.
+    These two and `ListModels` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -44,7 +45,7 @@ class ChatServiceStub:
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
-    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `ErrorInfo` (the `Reason`; a request's id stands in its metadata as
     `request_id`) and, where they apply, a `BadRequest` that names the fields, a
     `RetryInfo` with the delay after which the same call may pass, and a
     `QuotaFailure` that names the limit.
@@ -113,7 +114,8 @@ class ChatServiceServicer:
 
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
-    every error as well, and is what `CancelRequest` takes.
+    every error of these calls, and is what `GetRequest` and `CancelRequest` take.
+    These two and `ListModels` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -122,7 +124,7 @@ class ChatServiceServicer:
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
-    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `ErrorInfo` (the `Reason`; a request's id stands in its metadata as
     `request_id`) and, where they apply, a `BadRequest` that names the fields, a
     `RetryInfo` with the delay after which the same call may pass, and a
     `QuotaFailure` that names the limit.
@@ -259,7 +261,8 @@ class ChatService:
 
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
-    every error as well, and is what `CancelRequest` takes.
+    every error of these calls, and is what `GetRequest` and `CancelRequest` take.
+    These two and `ListModels` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -268,7 +271,7 @@ class ChatService:
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
-    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `ErrorInfo` (the `Reason`; a request's id stands in its metadata as
     `request_id`) and, where they apply, a `BadRequest` that names the fields, a
     `RetryInfo` with the delay after which the same call may pass, and a
     `QuotaFailure` that names the limit.

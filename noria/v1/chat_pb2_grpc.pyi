@@ -36,7 +36,8 @@ class ChatServiceStub:
 
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
-    every error as well, and is what `CancelRequest` takes.
+    every error of these calls, and is what `GetRequest` and `CancelRequest` take.
+    These two and `ListModels` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -45,7 +46,7 @@ class ChatServiceStub:
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
-    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `ErrorInfo` (the `Reason`; a request's id stands in its metadata as
     `request_id`) and, where they apply, a `BadRequest` that names the fields, a
     `RetryInfo` with the delay after which the same call may pass, and a
     `QuotaFailure` that names the limit.
@@ -88,7 +89,8 @@ class ChatServiceAsyncStub(ChatServiceStub):
 
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
-    every error as well, and is what `CancelRequest` takes.
+    every error of these calls, and is what `GetRequest` and `CancelRequest` take.
+    These two and `ListModels` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -97,7 +99,7 @@ class ChatServiceAsyncStub(ChatServiceStub):
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
-    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `ErrorInfo` (the `Reason`; a request's id stands in its metadata as
     `request_id`) and, where they apply, a `BadRequest` that names the fields, a
     `RetryInfo` with the delay after which the same call may pass, and a
     `QuotaFailure` that names the limit.
@@ -136,7 +138,8 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
-    every error as well, and is what `CancelRequest` takes.
+    every error of these calls, and is what `GetRequest` and `CancelRequest` take.
+    These two and `ListModels` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -145,7 +148,7 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Errors: a call that is not served ends with a gRPC status. Its trailing
     metadata `grpc-status-details-bin` holds a `google.rpc.Status` with an
-    `ErrorInfo` (the `Reason`; the request id stands in its metadata as
+    `ErrorInfo` (the `Reason`; a request's id stands in its metadata as
     `request_id`) and, where they apply, a `BadRequest` that names the fields, a
     `RetryInfo` with the delay after which the same call may pass, and a
     `QuotaFailure` that names the limit.

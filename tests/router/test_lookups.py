@@ -7,8 +7,9 @@ from noria.reasons import Reason, RequestError
 from noria.v1 import chat_pb2, common_pb2
 from router.auth import Tenant
 from router.delivery import Delivery
+from router.ended import REMEMBERED, REMEMBERED_S
 from router.interrupt import Interrupt
-from router.live import REMEMBERED, REMEMBERED_S, LiveRequest, LiveRequests
+from router.live import LiveRequest, LiveRequests
 from router.record import RequestRecord
 from router.timeline import Phase
 from router.wire_record import MAX_TIMELINE_BYTES, timeline
@@ -57,6 +58,21 @@ async def test_records_are_bounded_in_number_and_time():
     clock.now += 1
     with pytest.raises(RequestError):
         live.record("1", Tenant("mine"))
+
+
+async def test_a_tenant_that_asks_much_pushes_out_its_own_records_alone():
+    clock = FakeClock()
+    live = LiveRequests(clock)
+    for number in range(3):
+        end_one(live, clock, f"quiet {number}", "quiet")
+    for number in range(2 * REMEMBERED):
+        end_one(live, clock, f"loud {number}", "loud")
+    end_one(live, clock, "quiet 3", "quiet")
+    for number in range(4):
+        assert live.record(f"quiet {number}", Tenant("quiet"))
+    assert live.record(f"loud {REMEMBERED + 4}", Tenant("loud"))
+    with pytest.raises(RequestError):
+        live.record(f"loud {REMEMBERED + 3}", Tenant("loud"))
 
 
 async def test_an_unknown_id_and_a_huge_one_are_refused():

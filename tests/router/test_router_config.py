@@ -22,6 +22,8 @@ def test_a_plain_configuration_is_accepted():
         ({"max_queued_tokens": 0}, "max-queued-tokens"),
         ({"default_deadline_s": 0.0}, "default-deadline-s"),
         ({"default_deadline_s": float("nan")}, "default-deadline-s"),
+        ({"default_deadline_s": float("inf")}, "default-deadline-s: inf; above 0, at most 604800"),
+        ({"max_connection_age_s": 2**31 / 1000}, "max-connection-age-s"),
     ],
 )
 def test_a_value_out_of_range_is_named(change, named):

@@ -11,6 +11,7 @@ from tests.router.fakes import (
     FakeWorker,
     bearer,
     events,
+    failure,
     kinds,
     next_event,
     refusal,
@@ -270,4 +271,13 @@ async def test_a_request_beyond_the_context_is_refused_naming_both_numbers(promp
         assert str(prompt) in error.message
         assert "1000" in error.message
         assert error.fields[0][0] == "max_tokens"
+        assert not setup.worker.submits
+
+
+async def test_more_required_output_than_the_default_allows_is_refused_before_any_worker():
+    async with routed(FakeWorker(default_max_tokens=5)) as setup:
+        code, error = await failure(setup.stream(min_tokens=6))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        (violation,) = error.fields
+        assert violation == ("sampling.min_tokens", "6; at most max_tokens, which is 5")
         assert not setup.worker.submits

@@ -37,7 +37,7 @@ disabled = true
 [[tenants]]
 name = "little"
 models = ["small"]
-methods = ["StreamChat"]
+methods = ["StreamChat", "GetRequest"]
 priority_ceiling = -1
 [[tenants.keys]]
 sha256 = "{DIGEST["small"]}"
@@ -183,3 +183,50 @@ def is_known(setup, key):
         setup.router._keys.authenticate(bearer(key))
         return True
     return False
+
+
+async def test_a_running_request_of_another_tenant_answers_like_one_that_never_was(keys_file):
+    """Neither its record can be read nor can it be cancelled, and the answers are alike."""
+    async with with_keys(keys_file) as setup:
+        call = setup.stream(key="all")
+        await setup.submitted(1)
+        request_id = dict(await call.initial_metadata())["noria-request-id"]
+        answers = set()
+        for asked in (request_id, "req-never-was"):
+            for lookup, request in (
+                (setup.stub.GetRequest, chat_pb2.GetRequestRequest(request_id=asked)),
+                (setup.stub.CancelRequest, chat_pb2.CancelRequestRequest(request_id=asked)),
+            ):
+                code, error = await failure(lookup(request, metadata=bearer("none")))
+                answers.add((code, error.reason, error.message))
+        assert len(answers) == 1
+        assert answers.pop()[:2] == (grpc.StatusCode.NOT_FOUND, Reason.REQUEST_NOT_FOUND)
+        setup.worker.emit(1, 10)
+        setup.worker.finish(1, "eos", EOS)
+        assert (await events(call))[-1].HasField("message_stop")
+
+
+async def test_a_call_that_a_key_may_not_make_leaves_no_record(keys_file):
+    async with with_two_models(keys_file) as setup:
+        call = setup.stub.Chat(chat_pb2.ChatRequest(spec=spec()), metadata=bearer("small"))
+        request_id = dict(await call.initial_metadata())["noria-request-id"]
+        _, error = await failure(call)
+        assert error.reason is Reason.METHOD_FORBIDDEN
+        lookup = chat_pb2.GetRequestRequest(request_id=request_id)
+        _, error = await failure(setup.stub.GetRequest(lookup, metadata=bearer("small")))
+        assert error.reason is Reason.REQUEST_NOT_FOUND
+
+
+async def test_what_workers_cache_is_kept_apart_by_tenant_and_by_deployment(keys_file):
+    """Two keys of one tenant share a salt; another tenant's differs, as does another secret's."""
+    salts = {}
+    for secret in ("one", "another"):
+        settings = {"api_key_sha256": "", "keys_file": keys_file, "cache_secret": secret}
+        async with routed(FakeWorker(model="small"), **settings) as setup:
+            setup.worker.auto = [10]
+            for key in ("all", "all", "small"):
+                await events(setup.stream(key=key, priority=-1))
+            salts[secret] = [submit.cache_salt for submit in setup.worker.submits]
+    for first, second, other in salts.values():
+        assert first == second != other
+    assert salts["one"][0] != salts["another"][0]
