@@ -136,7 +136,9 @@ class ScriptedCache:
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         raise TypeError("a scripted model has no keys and values")
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None = None
+    ) -> torch.Tensor:
         raise TypeError("a scripted model does not attend")
 
     def fold(self, token_ids: list[int]) -> list[int]:

@@ -77,15 +77,43 @@ def test_long_chunks_are_cut_into_query_blocks(step, monkeypatch):
     assert_equals_reference(KVCacheSpec(1, 2, 64, torch.float32), 3, 4, step)
 
 
-def assert_equals_reference(spec, group, block_size, step):
+@pytest.mark.parametrize("window", [1, 4, 16, 17, 40, 1000])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_a_window_shows_the_last_positions_only(step, window):
+    """Windows smaller and larger than blocks, chunks and sequences."""
+    assert_equals_reference(KVCacheSpec(1, 2, 64, torch.float32), 3, 16, step, (window,))
+
+
+@pytest.mark.parametrize("step", [[(62, 60), (30, 30)], [(33, 1), (64, 16), (100, 9)]])
+def test_windows_and_query_blocks_together(step, monkeypatch):
+    """Layers of several windows in one step; each block of queries has its own first key."""
+    monkeypatch.setattr(torch_backend, "_QUERY_BLOCK", 8)
+    monkeypatch.setattr(torch_backend, "_MIN_MASK_WIDTH", 16)
+    spec = KVCacheSpec(4, 2, 64, torch.float32)
+    assert_equals_reference(spec, 3, 4, step, (5, None, 23, 5))
+
+
+def test_what_left_the_window_is_not_read():
+    """Keys and values before it may be NaN: a backend could have freed them."""
+    spec, metadata = KVCacheSpec(1, 2, 64, torch.float32), planned([(40, 1), (50, 8)], 4)
+    backend, _ = both_backends(spec, 4, [(40, 1), (50, 8)])
+    write(spec, metadata, backend)
+    for row, first in ((0, 40 - 6), (1, 42 - 6 + 1)):
+        positions = torch.arange(first)
+        slots = metadata.block_table[row, positions // 4] * 4 + positions % 4
+        backend._keys[0, slots] = backend._values[0, slots] = NAN
+    assert backend.attend(0, torch.randn(9, 4, 64), 0.125, window=6).isfinite().all()
+
+
+def assert_equals_reference(spec, group, block_size, step, windows=(None, None)):
     head_dim = spec.head_dim
     backends = both_backends(spec, block_size, step)
     metadata = planned(step, block_size)
     write(spec, metadata, *backends)
     torch.manual_seed(4)
-    for layer in range(spec.num_layers):
+    for layer, window in zip(range(spec.num_layers), windows, strict=False):
         query = torch.randn(len(metadata.positions), 2 * group, head_dim)
-        ours, theirs = (backend.attend(layer, query, head_dim**-0.5) for backend in backends)
+        ours, theirs = (b.attend(layer, query, head_dim**-0.5, window) for b in backends)
         assert torch.allclose(ours, theirs, atol=2e-5), (ours - theirs).abs().max()
 
 

@@ -76,6 +76,13 @@ class AttentionBackend(Protocol):
         """Store key and value, [T, num_kv_heads, head_dim], at the planned slots."""
         ...
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """Causal attention of query [T, num_heads, head_dim] over the cache; the same shape."""
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None = None
+    ) -> torch.Tensor:
+        """Causal attention of query [T, num_heads, head_dim] over the cache; the same shape.
+
+        Scores are multiplied by `scale`. The position q sees the positions p <= q, and of
+        those with a `window` (at least 1) only p > q - window: the last `window` of them,
+        its own included. A model's layers may differ in both; few distinct windows occur.
+        """
         ...

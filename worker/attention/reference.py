@@ -26,13 +26,17 @@ class ReferenceBackend:
             place = (layer, *divmod(slot, self._block_size))
             self.keys[place], self.values[place] = key[row], value[row]
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None = None
+    ) -> torch.Tensor:
         attended = torch.zeros_like(query)
         starts, lens = self._metadata.query_start.tolist(), self._metadata.kv_lens.tolist()
         for sequence, kv_len in enumerate(lens):
             start, end = starts[sequence], starts[sequence + 1]
             for row in range(start, end):
-                visible = kv_len - (end - 1 - row)
+                last = kv_len - (end - row)
+                first = 0 if window is None else max(0, last - window + 1)
+                visible = range(first, last + 1)
                 self._attend_one(layer, sequence, visible, query[row], scale, attended[row])
         return attended
 
@@ -40,15 +44,15 @@ class ReferenceBackend:
         self,
         layer: int,
         sequence: int,
-        visible: int,
+        visible: range,
         query: torch.Tensor,
         scale: float,
         attended: torch.Tensor,
     ) -> None:
-        """query and attended [num_heads, head_dim]; the first `visible` positions are seen."""
+        """query and attended [num_heads, head_dim]; positions `visible` are seen."""
         keys, values = (
-            self._first(self.keys, layer, sequence, visible),
-            self._first(self.values, layer, sequence, visible),
+            self._read(self.keys, layer, sequence, visible),
+            self._read(self.values, layer, sequence, visible),
         )
         num_heads, num_kv_heads = query.shape[0], keys.shape[1]
         for head in range(num_heads):
@@ -57,8 +61,10 @@ class ReferenceBackend:
             weights = torch.softmax(scores * scale, dim=0)
             attended[head] = (weights.unsqueeze(1) * values[:, kv_head]).sum(dim=0)
 
-    def _first(self, cache: torch.Tensor, layer: int, sequence: int, count: int) -> torch.Tensor:
-        """fp32 [count, num_kv_heads, head_dim], read through the block table."""
+    def _read(
+        self, cache: torch.Tensor, layer: int, sequence: int, positions: range
+    ) -> torch.Tensor:
+        """fp32 [len(positions), num_kv_heads, head_dim], read through the block table."""
         table = self._metadata.block_table[sequence].tolist()
-        places = (divmod(position, self._block_size) for position in range(count))
+        places = (divmod(position, self._block_size) for position in positions)
         return torch.stack([cache[layer, table[block], offset] for block, offset in places]).float()
