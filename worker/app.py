@@ -11,11 +11,12 @@ from noria.service.server import RunningServer, running_server
 from noria.v1 import worker_pb2_grpc
 from worker.build import WorkerFacts, build_engine
 from worker.config import WorkerConfig
-from worker.engine import Engine, EngineOutput
+from worker.engine import Engine
+from worker.engine_output import EngineOutput
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics, WorkerState
 from worker.servicer import WorkerServicer
-from worker.session import SessionHub
+from worker.session_hub import SessionHub
 
 SERVICE = "noria.v1.WorkerService"
 # A step that takes longer than this has hung: restarting the process would help.

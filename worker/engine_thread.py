@@ -12,7 +12,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from worker.engine import Engine, EngineLoad, EngineOutput
+from worker.engine import Engine
+from worker.engine_output import EngineLoad, EngineOutput
 from worker.sequence import Sequence
 
 Facts = TypeVar("Facts")

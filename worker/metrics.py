@@ -13,8 +13,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import CollectorRegistry
 
 from noria.service.metrics import STEP_BUCKETS, LiveCollector, counter, gauge, info
-from worker.engine import EngineLoad, EngineOutput
-from worker.scheduler import SequenceUpdate
+from worker.engine_output import EngineLoad, EngineOutput
+from worker.scheduled import SequenceUpdate
 
 _TOKENS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 

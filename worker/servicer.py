@@ -12,7 +12,8 @@ from noria.service.outbox import OutboxClosedError
 from noria.service.protocol import PROTOCOL_VERSION
 from noria.service.tasks import first_of
 from noria.v1 import worker_pb2, worker_pb2_grpc
-from worker.session import Session, SessionHub, SessionProtocolError
+from worker.session import Session, SessionProtocolError
+from worker.session_hub import SessionHub
 
 _HELLO_TIMEOUT_S = 10.0
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from noria.v1 import worker_pb2
-from worker.engine import Ended, Refusal
+from worker.engine_output import Ended, Refusal
 from worker.sequence import Sequence
 from worker.translate import finished_from
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from noria.service.limits import MAX_CACHE_SALT_BYTES, MAX_CHOICES
 from noria.v1 import common_pb2, worker_pb2
-from worker.engine import Account, Ended
+from worker.engine_output import Account, Ended
 from worker.sampling_checks import InvalidSubmitError, ModelLimits, check_ids, sampling_from
-from worker.scheduler import SequenceUpdate
+from worker.scheduled import SequenceUpdate
 from worker.sequence import FinishReason, SampledToken, Sequence
 
 FINISH_REASONS = {

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.support.engines import BlockMemory, expected_output, make_scheduler, make_sequence
-from worker.engine import Engine, TokenRate
+from worker.engine import Engine
+from worker.engine_output import TokenRate
 from worker.sequence import FinishReason
 
 

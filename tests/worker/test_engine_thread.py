@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from tests.support.engines import BlockMemory, expected_output, make_scheduler, make_sequence
-from worker.engine import Engine, EngineLoad
+from worker.engine import Engine
+from worker.engine_output import EngineLoad
 from worker.engine_thread import EngineStoppedError, EngineThread
 from worker.sequence import FinishReason
 

@@ -97,7 +97,7 @@ def test_a_preempted_sequence_may_find_its_own_blocks_but_reports_only_its_first
 
 def test_caching_can_be_turned_off():
     system = System()
-    system.scheduler._caches_prefixes = False
+    system.scheduler._tables.caches_prefixes = False
     for _ in range(2):
         assert system.ask(range(20)).num_cached_tokens == 0
     assert system.scheduler.pool.num_cached == 0

@@ -286,7 +286,7 @@ def test_the_choices_left_go_on_when_others_end_before_the_prompt_is_computed(go
 
 def test_choices_without_a_prefix_cache_compute_the_prompt_each():
     scheduler = make_scheduler()
-    scheduler._caches_prefixes = False
+    scheduler._tables.caches_prefixes = False
     memory = BlockMemory(scheduler.pool)
     first, *siblings = with_siblings(1, 2, prompt=9, max_tokens=1)
     scheduler.add(first, siblings)

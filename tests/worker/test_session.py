@@ -5,7 +5,8 @@ import pytest
 from noria.v1 import common_pb2, worker_pb2
 from tests.support.engines import BlockMemory, make_scheduler
 from worker.engine import Engine
-from worker.session import SessionHub, SessionProtocolError
+from worker.session import SessionProtocolError
+from worker.session_hub import SessionHub
 from worker.translate import ModelLimits
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from noria.v1 import common_pb2, worker_pb2
 from worker.sampling_checks import InvalidSubmitError, ModelLimits
-from worker.scheduler import SequenceUpdate
+from worker.scheduled import SequenceUpdate
 from worker.sequence import SampledToken, ScheduledSequence
 from worker.translate import StepFacts, sequence_from, step_record
 

@@ -1,0 +1,68 @@
+"""Sequences' block tables: taken from the pool, shared by prefix, published, given back."""
+
+from worker.block_pool import BlockPool
+from worker.prefix import extend_digests
+from worker.sequence import Sequence
+
+
+class BlockTables:
+    """Changes `block_ids` and `num_computed_tokens` of sequences together with the pool.
+
+    Without `caches_prefixes` nothing is published, and so nothing is ever found.
+    """
+
+    def __init__(self, pool: BlockPool, *, caches_prefixes: bool) -> None:
+        self.pool = pool
+        self.caches_prefixes = caches_prefixes
+
+    def find_cached(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the sequence's first tokens already; its last one is never among
+        them, since only what is computed gives logits.
+        """
+        if not self.caches_prefixes:
+            return []
+        full = (sequence.num_tokens - 1) // self.pool.block_size
+        return self.pool.find(extend_digests(sequence, full, self.pool.block_size))
+
+    def num_to_take(self, sequence: Sequence, cached: list[int]) -> int:
+        """Free blocks that all its known tokens cost, the cached ones that are free included."""
+        own = self.pool.blocks_for(sequence.num_tokens) - len(cached)
+        return own + self.pool.num_unheld(cached)
+
+    def begin(self, sequence: Sequence, cached: list[int]) -> None:
+        """Hold the cached blocks: their tokens need not be computed."""
+        self.pool.share(cached)
+        sequence.block_ids = cached
+        sequence.num_computed_tokens = len(cached) * self.pool.block_size
+
+    def num_missing(self, sequence: Sequence, count: int) -> int:
+        """Blocks to take before `count` more tokens are computed."""
+        needed = self.pool.blocks_for(sequence.num_computed_tokens + count)
+        return max(0, needed - len(sequence.block_ids))
+
+    def extend(self, sequence: Sequence, missing: int) -> None:
+        """Take blocks for new content. Raises ValueError if fewer are free."""
+        sequence.block_ids.extend(self.pool.allocate(missing))
+
+    def publish(self, sequence: Sequence, computed_before: int) -> None:
+        """Let the blocks filled since then be found by later prompts."""
+        size = self.pool.block_size
+        first, end = computed_before // size, sequence.num_computed_tokens // size
+        if first == end or not self.caches_prefixes:
+            return
+        digests = extend_digests(sequence, end, size)
+        for index in range(first, end):
+            self.pool.publish(sequence.block_ids[index], digests[index])
+
+    def release(self, sequence: Sequence) -> None:
+        """Give all back; the sequence's tokens are computed anew if it goes on."""
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed_tokens = 0
+
+    def num_shared(self, sibling: Sequence) -> int:
+        """Tokens in the full blocks of the prompt that a further choice will find."""
+        if not self.caches_prefixes:
+            return 0
+        size = self.pool.block_size
+        return (len(sibling.prompt_token_ids) - 1) // size * size

@@ -1,0 +1,100 @@
+"""What a turn of the engine gives out: accounts, endings, refusals, load. Times in seconds."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from worker.scheduled import SequenceUpdate
+from worker.sequence import SchedulerOutput, Sequence
+
+
+@dataclass(slots=True)
+class Account:
+    """What one sequence has cost; times are seconds on the engine's clock."""
+
+    arrived: float
+    first_step: float | None = None
+    first_token: float | None = None
+    ended: float = 0.0
+    computed_tokens: int = 0
+    device_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence's last entry: how it finished, or what failed it."""
+
+    sequence: Sequence
+    account: Account
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A sequence that was never taken, nor its siblings.
+
+    `full`: no room now; otherwise it could never run.
+    """
+
+    sequence_id: int
+    full: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine holds after a step. `last_sequence_id` is the last one looked at."""
+
+    last_sequence_id: int = 0
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    step_count: int = 0
+    preemptions: int = 0
+    tokens_per_second: float = 0.0
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """Everything that one turn of the engine produced.
+
+    `output` is None when nothing was computed (only endings or refusals, or a step that has
+    only begun). `step_s` is the step's duration in seconds. `entered` and `begun` have the
+    accounts of sequences whose first step has begun, and whose first token this is, by their
+    ids. `failure` is what the batch raised.
+    """
+
+    output: SchedulerOutput | None = None
+    step_s: float = 0.0
+    updates: list[SequenceUpdate] = field(default_factory=list)
+    entered: dict[int, Account] = field(default_factory=dict)
+    begun: dict[int, Account] = field(default_factory=dict)
+    ended: list[Ended] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    failure: Exception | None = None
+    load: EngineLoad = field(default_factory=EngineLoad)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.output is None and not self.ended and not self.refused
+
+
+class TokenRate:
+    """Tokens per second over the last second's steps."""
+
+    def __init__(self, window_s: float = 1.0) -> None:
+        self._window_s = window_s
+        self._steps: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, tokens: int) -> None:
+        self._steps.append((now, tokens))
+        self._drop_old(now)
+
+    def per_second(self, now: float) -> float:
+        self._drop_old(now)
+        return sum(tokens for _, tokens in self._steps) / self._window_s
+
+    def _drop_old(self, now: float) -> None:
+        while self._steps and self._steps[0][0] <= now - self._window_s:
+            self._steps.popleft()
