@@ -1,18 +1,17 @@
-"""A tiny random Llama in every form a checkpoint comes in, from transformers' own hand."""
+"""A tiny random model in every form a checkpoint comes in, from transformers' own hand."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from worker.attention.torch_backend import TorchBackend
 from worker.input_batch import build_input_batch
 from worker.kv_cache import allocate_kv_cache
-from worker.models.llama import llama_gguf_name
 from worker.sequence import Draw, SamplingParams, ScheduledSequence, SchedulerOutput
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, INNER, VOCAB = 96, 6, 2, 3, 160, 131
@@ -27,12 +26,17 @@ def tiny_llama(**settings) -> LlamaForCausalLM:
         "intermediate_size": INNER, "max_position_embeddings": 512, "eos_token_id": 2,
         "rope_theta": 5000.0, "tie_word_embeddings": False, "initializer_range": 0.15,
     }  # fmt: skip
+    return randomised(LlamaForCausalLM, LlamaConfig(**(values | settings)))
+
+
+def randomised(kind: type[PreTrainedModel], config) -> PreTrainedModel:
+    """With norms and biases that are not one and zero, so that leaving one out shows."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**(values | settings))).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight.copy_(1 + 0.3 * torch.randn(weight.shape))
+            if "norm" in name or "ln_" in name or name.endswith("bias"):
+                weight.add_(0.3 * torch.randn(weight.shape))
     return model
 
 
@@ -45,31 +49,36 @@ def edit_config(folder: Path, **changes) -> None:
 
 def write_gguf(
     path: Path,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     kinds: dict[str, GGMLQuantizationType] | None = None,
     drop: tuple[str, ...] = (),
     extra: dict[str, np.ndarray] | None = None,
+    architecture: str = "llama",
     **metadata,
 ) -> None:
-    """The model as llama.cpp's converter lays it out; `kinds` quantises tensors by name."""
-    config, writer = model.config, GGUFWriter(path, "llama")
+    """The model as llama.cpp's converter lays it out; `kinds` quantises tensors by name.
+
+    Names come from the gguf package. `metadata`, with __ for a dot, replaces and adds keys.
+    """
+    config, writer = model.config, GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_eos_token_id(config.eos_token_id)
     for key, value in metadata.items():
-        name = "llama." + key.replace("__", ".")
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
-        add(name, value)
-    for name, tensor in _gguf_tensors(model).items():
+        kinds_of = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        kinds_of[type(value)](f"{architecture}." + key.replace("__", "."), value)
+    for name, tensor in _gguf_tensors(model, architecture).items():
         kind = (kinds or {}).get(name, GGMLQuantizationType.F32)
         if name not in drop:
             writer.add_tensor(name, quantize(tensor, kind), raw_dtype=kind)
@@ -81,23 +90,28 @@ def write_gguf(
     writer.close()
 
 
-def _gguf_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
-    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+def _gguf_tensors(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
+    """llama.cpp interleaves heads for "llama" alone and adds one to Gemma 3's norms."""
+    config = model.config
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    names = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     tensors = {}
     for name, weight in model.state_dict().items():
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = weight.numpy()
         for projection, count in heads.items():
-            if projection in name:
+            if projection in name and architecture == "llama":
                 values = interleaved(values, count)
-        tensors[llama_gguf_name(name)] = values
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
+        tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
     return tensors
 
 
 def interleaved(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """Row i of a head and row i + d/2 become neighbours, as llama.cpp rotates them."""
-    halves = rows.reshape(num_heads, 2, -1, rows.shape[-1])
+    halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
 
 

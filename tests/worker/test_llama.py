@@ -5,8 +5,9 @@ import torch
 
 from tests.support.tiny_models import VOCAB, Forward, scheduled, step, tiny_llama
 from worker.model_runner import ModelRunner
-from worker.models.layers import inverse_frequencies, rotate, rotation
+from worker.models.layers import rotate, rotation
 from worker.models.loader import open_checkpoint
+from worker.models.rope import Rope
 
 PROMPT = [(index * 37 + 11) % VOCAB for index in range(41)]
 BLOCKS = [7, 3, 12, 1, 30, 22, 9, 15, 2, 18, 40, 5]
@@ -81,7 +82,7 @@ def test_lower_precision_stays_near_fp32(pair, tmp_path):
 def test_rotation_turns_pairs_by_position_times_frequency():
     """By definition, in complex numbers: (x_i, x_{i + d/2}) times e^(i * position * theta_i)."""
     positions, heads = torch.tensor([0, 3, 500]), torch.randn(3, 2, 8)
-    frequencies = inverse_frequencies(8, 10000.0)
+    frequencies = Rope().frequencies(8)
     turns = torch.polar(torch.ones(3, 1, 4), positions[:, None, None] * frequencies)
     turned = torch.complex(heads[..., :4], heads[..., 4:]) * turns
     ours = rotate(heads, rotation(positions, frequencies))

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_models import LAYERS, tiny_llama, write_gguf
 from worker.models.gguf_weights import GGUFWeights
-from worker.models.llama import llama_parameters
 from worker.models.loader import open_checkpoint
 from worker.models.weights import WeightsError, expected_shapes, load_parameters
 
@@ -31,7 +30,7 @@ def folder(tmp_path, network):
 
 def tensors(path, dtype=torch.float32):
     checkpoint = open_checkpoint(path)
-    parameters = llama_parameters(checkpoint.config)
+    parameters = checkpoint.family.parameters(checkpoint.config)
     return load_parameters(parameters, checkpoint.source, dtype, lambda done, total: None)
 
 
@@ -164,14 +163,13 @@ def test_a_long_list_of_faults_is_cut_short(folder):
 
 
 def test_gguf_tensors_missing_and_surplus_are_named(tmp_path, network):
-    """Rope factors are surplus: they would scale rotation, which is not honoured."""
     write_gguf(
         tmp_path / "m.gguf", network, drop=("blk.0.ffn_up.weight",),
-        extra={"rope_freqs.weight": np.ones(16, np.float32)},
+        extra={"blk.0.ffn_gate_exps.weight": np.ones(16, np.float32)},
     )  # fmt: skip
     message = refusal(tmp_path / "m.gguf")
     assert "missing: model.layers.0.mlp.up_proj.weight" in message
-    assert "surplus: rope_freqs.weight" in message
+    assert "surplus: blk.0.ffn_gate_exps.weight" in message
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
@@ -288,7 +286,7 @@ def test_a_folder_without_weights_is_refused(folder):
 @pytest.mark.model
 def test_the_demo_models_shapes_fit_its_config(demo_model_path):
     checkpoint = open_checkpoint(demo_model_path)
-    expected = expected_shapes(llama_parameters(checkpoint.config))
+    expected = expected_shapes(checkpoint.family.parameters(checkpoint.config))
     assert expected == {name: checkpoint.source.shapes()[name] for name in expected}
     assert (checkpoint.config.num_heads, checkpoint.config.num_kv_heads) == (9, 3)
     assert checkpoint.config.eos_token_ids == {2}

@@ -1,18 +1,18 @@
 """What a model is, whichever kind of file described it."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+
+from worker.models.rope import Rope
 
 
 class ConfigError(ValueError):
     """The model asks for something that is not honoured, or contradicts itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes and constants of a decoder-only transformer; counts unless a unit is given.
+    """What the engine has to know of any decoder-only transformer; counts.
 
     `architecture` chooses the family. `eos_token_ids` are all ids that end a turn.
     """
@@ -24,26 +24,16 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
     max_position_embeddings: int
-    rms_norm_eps: float
-    rope_theta: float
-    tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            if getattr(self, name) < 1:
+            if getattr(self, name, 1) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 is needed")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
-            )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
-        if not self.rope_theta > 0 or not self.rms_norm_eps > 0:
-            raise ConfigError(
-                f"rope_theta {self.rope_theta} and rms_norm_eps {self.rms_norm_eps} must be above 0"
             )
         outside = [i for i in self.eos_token_ids if not 0 <= i < self.vocab_size]
         if outside:
@@ -60,6 +50,56 @@ class ModelConfig:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(ModelConfig):
+    """Sizes and switches of the families built here: RMSNorm, rotary embedding, gated MLP.
+
+    `sliding_window` (tokens, None: all of them) holds in every layer but `full_layers`;
+    `local_rope`, where it is given, turns those same layers instead of `rope`.
+    `query_scalar` replaces head_dim in the scale of attention scores, 1 / sqrt(it).
+    Logits beyond `final_logit_softcap` are bent: cap * tanh(logits / cap).
+    """
+
+    intermediate_size: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    rope: Rope = field(default_factory=Rope)
+    local_rope: Rope | None = None
+    sliding_window: int | None = None
+    full_layers: range | frozenset[int] = range(0)
+    query_scalar: float | None = None
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    final_logit_softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
+        if not self.rope.theta > 0 or not self.rms_norm_eps > 0:
+            raise ConfigError(
+                f"rope_theta {self.rope.theta} and rms_norm_eps {self.rms_norm_eps} must be above 0"
+            )
+        for name in ("sliding_window", "query_scalar", "final_logit_softcap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}; it must be above 0")
+
+    @property
+    def attention_scale(self) -> float:
+        """By what attention scores are multiplied."""
+        scalar = self.head_dim if self.query_scalar is None else self.query_scalar
+        return 1.0 / math.sqrt(scalar)
+
+    def window_of(self, layer: int) -> int | None:
+        return None if layer in self.full_layers else self.sliding_window
+
+    def rope_of(self, layer: int) -> Rope:
+        local = self.window_of(layer) is not None and self.local_rope is not None
+        return self.local_rope if local and self.local_rope is not None else self.rope
+
+
 _COUNTS = (
     "vocab_size",
     "hidden_size",
@@ -70,67 +110,3 @@ _COUNTS = (
     "intermediate_size",
     "max_position_embeddings",
 )
-
-
-class Fields:
-    """Typed reads of a config's raw values; errors name the file, the field and the value."""
-
-    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
-        self._where = where
-        self._values = values
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(name, value, "an integer")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(name, value, "a number")
-        if not math.isfinite(value):
-            raise self._wrong(name, value, "a finite number")
-        return float(value)
-
-    def boolean(self, name: str, default: bool) -> bool:
-        value = self._value(name, default)
-        if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
-        return value
-
-    def ids(self, name: str) -> frozenset[int]:
-        """An id, a list of ids, or nothing."""
-        value = self._values.get(name)
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        if any(isinstance(v, bool) or not isinstance(v, int) for v in values):
-            raise self._wrong(name, value, "an id or a list of ids")
-        return frozenset(values)
-
-    def _value(self, name: str, default: Any) -> Any:
-        value = self._values.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f"{self._where}: {name} is missing")
-        return value
-
-    def _wrong(self, name: str, value: Any, wanted: str) -> ConfigError:
-        return ConfigError(f"{self._where}: {name} is {value!r}; {wanted} is needed")
-
-
-def refuse_unless_neutral(
-    where: str, values: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]
-) -> None:
-    """Raise ConfigError for the first value that changes the model's arithmetic.
-
-    `neutral` lists, for each field that is not implemented, the values that switch it off.
-    Absent and null always do. A field in neither `neutral` nor the caller's own list of
-    known ones must not get here.
-    """
-    for name, value in values.items():
-        if value is None or value in neutral.get(name, ()):
-            continue
-        allowed = ", ".join(repr(v) for v in neutral.get(name, ())) or "nothing"
-        raise ConfigError(
-            f"{where}: {name} = {value!r} is not supported (supported: {allowed} or absent)"
-        )

@@ -3,9 +3,10 @@
 from typing import Any
 
 from noria.service.gguf_file import GGUFFile
-from worker.models.config import ConfigError, Fields, ModelConfig, refuse_unless_neutral
+from worker.models.config import ConfigError, DecoderConfig
+from worker.models.fields import Fields, refuse_unless_neutral
+from worker.models.registry import GGUF_ARCHITECTURES, family_of
 
-_ARCHITECTURES = ("llama",)
 _HONOURED = frozenset(
     (
         "block_count",
@@ -19,12 +20,9 @@ _HONOURED = frozenset(
         "attention.value_length",
         "attention.layer_norm_rms_epsilon",
         "rope.dimension_count",
-        "rope.freq_base",
     )
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "rope.scaling.type": ("none",),
-    "rope.scaling.factor": (0.0, 1.0),
     "rope.scaling.finetuned": (False,),
     "attention.sliding_window": (0,),
     "attention.causal": (True,),
@@ -44,16 +42,20 @@ _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
-def read_gguf_config(file: GGUFFile) -> ModelConfig:
+def read_gguf_config(file: GGUFFile) -> DecoderConfig:
     """Raises ConfigError naming the file and the field."""
     where = str(file.path)
     architecture = file.metadata["general.architecture"]
-    if architecture not in _ARCHITECTURES:
-        raise ConfigError(f"{where}: general.architecture = {architecture!r} is not supported")
+    if architecture not in GGUF_ARCHITECTURES:
+        supported = ", ".join(GGUF_ARCHITECTURES)
+        raise ConfigError(
+            f"{where}: general.architecture = {architecture!r} is not supported ({supported} are)"
+        )
+    form = family_of(architecture).gguf
     values = _architecture_values(file, architecture)
     refuse_unless_neutral(
         where,
-        {f"{architecture}.{k}": v for k, v in values.items() if k not in _HONOURED},
+        {f"{architecture}.{k}": v for k, v in values.items() if k not in _HONOURED | form.honoured},
         {f"{architecture}.{k}": v for k, v in _NEUTRAL.items()},
     )
     fields = Fields(f"{where}: {architecture}", values)
@@ -61,7 +63,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         fields.integer("embedding_length"),
         fields.integer("attention.head_count"),
     )
-    config = ModelConfig(
+    config = DecoderConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size", _embedding_rows(file)),
         hidden_size=hidden_size,
@@ -72,12 +74,11 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         intermediate_size=fields.integer("feed_forward_length"),
         max_position_embeddings=fields.integer("context_length"),
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        rope_theta=fields.number("rope.freq_base", 10000.0),
         tie_word_embeddings=_OUTPUT not in file.tensors,
         eos_token_ids=_eos_token_ids(file),
     )
     _check_head_sizes(where, fields, config.head_dim)
-    return config
+    return form.refine(config, fields, file)
 
 
 def _architecture_values(file: GGUFFile, architecture: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Weights of a GGUF file, dequantised to fp32."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -9,24 +9,27 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from noria.service.gguf_file import GGUFFile, TensorInfo
+from worker.models.base import GGUFTensor
+from worker.models.gguf_rope import ROPE_FACTORS
 from worker.models.weights import WeightsError
 
 
 class GGUFWeights:
     """Tensors under their Hugging Face names; surplus ones keep their own.
 
-    `names` maps the expected Hugging Face names to GGUF's; `interleaved_heads` says for how
-    many heads a tensor's rows lie in llama.cpp's rotation order (0: they do not).
+    `expected` maps the Hugging Face names of the model's tensors to GGUF's. Factors of the
+    rotary embedding are the config's, not weights.
     """
 
-    def __init__(
-        self, file: GGUFFile, names: dict[str, str], interleaved_heads: Callable[[str], int]
-    ) -> None:
+    def __init__(self, file: GGUFFile, expected: Mapping[str, GGUFTensor]) -> None:
         """Raises WeightsError for a tensor of unknown type or beyond the end of the file."""
-        self._file = file
-        self._interleaved_heads = interleaved_heads
-        expected = {theirs: ours for ours, theirs in names.items()}
-        self._infos = {expected.get(name, name): info for name, info in file.tensors.items()}
+        self._file, self._expected = file, expected
+        names = {theirs.name: ours for ours, theirs in expected.items()}
+        self._infos = {
+            names.get(name, name): info
+            for name, info in file.tensors.items()
+            if name != ROPE_FACTORS
+        }
         for info in self._infos.values():
             _check_extent(file, info)
 
@@ -43,13 +46,15 @@ class GGUFWeights:
             problem = f"{name} is of type {kind.name}, which cannot be dequantised"
             raise WeightsError(f"{self._file.path}: {problem}") from None
         tensor = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))
-        heads = self._interleaved_heads(name)
-        return _half_rotation_order(tensor, heads) if heads else tensor
+        theirs = self._expected[name]
+        if theirs.interleaved_heads:
+            tensor = _half_rotation_order(tensor, theirs.interleaved_heads)
+        return tensor - theirs.added if theirs.added else tensor
 
 
 def _half_rotation_order(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Rows (0, 1), (2, 3), ... of each head become (0, d/2), (1, d/2 + 1), ..."""
-    paired = rows.view(num_heads, -1, 2, rows.shape[-1])
+    paired = rows.view(num_heads, -1, 2, *rows.shape[1:])
     return paired.transpose(1, 2).reshape(rows.shape)
 
 

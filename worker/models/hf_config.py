@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worker.models.config import ConfigError, Fields, ModelConfig, refuse_unless_neutral
+from worker.models.base import HFFormat
+from worker.models.config import ConfigError, DecoderConfig
+from worker.models.fields import Fields, refuse_unless_neutral
+from worker.models.registry import HF_ARCHITECTURES, family_of
 
 _HONOURED = frozenset(
     (
@@ -18,8 +21,6 @@ _HONOURED = frozenset(
         "head_dim",
         "intermediate_size",
         "rms_norm_eps",
-        "rope_theta",
-        "rope_parameters",
         "max_position_embeddings",
         "tie_word_embeddings",
         "eos_token_id",
@@ -47,14 +48,12 @@ _HARMLESS = frozenset(
         "id2label",
         "label2id",
         "problem_type",
+        "cache_implementation",
         "task_specific_params",
     )
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
     "mlp_bias": (False,),
-    "rope_scaling": ({"type": "default"}, {"rope_type": "default"}),
     "rope_interleaved": (False,),
     "partial_rotary_factor": (1.0,),
     "use_sliding_window": (False,),
@@ -65,18 +64,21 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
 }
-_ARCHITECTURES = {"LlamaForCausalLM": "llama"}
 
 
-def read_hf_config(folder: Path) -> ModelConfig:
-    """Raises ConfigError naming the file and the field, OSError if config.json is absent."""
-    where = str(folder / "config.json")
-    values = _read_object(folder / "config.json")
+def read_hf_config(folder: Path) -> DecoderConfig:
+    """The config of a family built here.
+
+    Raises ConfigError naming the file and the field, OSError if config.json is absent.
+    """
+    where, raw = str(folder / "config.json"), read_object(folder / "config.json")
+    architecture = _architecture(where, raw)
+    form = family_of(architecture).hf
+    values = {**form.defaults, **raw}
+    refuse_unless_neutral(where, _unhonoured(raw, form), {**_NEUTRAL, **form.neutral})
     fields = Fields(where, values)
-    architecture = _architecture(where, values)
-    refuse_unless_neutral(where, _unhonoured(values), _NEUTRAL)
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    return ModelConfig(
+    config = DecoderConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -87,51 +89,45 @@ def read_hf_config(folder: Path) -> ModelConfig:
         intermediate_size=fields.integer("intermediate_size"),
         max_position_embeddings=fields.integer("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(where, values),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-        eos_token_ids=_eos_token_ids(folder, fields),
+        eos_token_ids=hf_eos_token_ids(folder, fields),
     )
+    return form.refine(config, fields)
 
 
-def _unhonoured(values: dict[str, Any]) -> dict[str, Any]:
-    known = _HONOURED | _HARMLESS
+def _unhonoured(values: dict[str, Any], form: HFFormat) -> dict[str, Any]:
+    known = _HONOURED | _HARMLESS | form.honoured
     return {k: v for k, v in values.items() if k not in known and not k.startswith("_")}
 
 
 def _architecture(where: str, values: dict[str, Any]) -> str:
+    name = hf_architecture(where, values)
+    if name not in HF_ARCHITECTURES:
+        supported = ", ".join(HF_ARCHITECTURES)
+        raise ConfigError(f"{where}: architectures = [{name!r}] is not supported ({supported} are)")
+    return HF_ARCHITECTURES[name]
+
+
+def hf_architecture(where: str, values: dict[str, Any]) -> str:
+    """The one name in `architectures`. Raises ConfigError."""
     names = values.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or str(names[0]) not in _ARCHITECTURES:
-        supported = ", ".join(_ARCHITECTURES)
-        raise ConfigError(f"{where}: architectures = {names!r} is not supported ({supported} is)")
-    return _ARCHITECTURES[names[0]]
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ConfigError(f"{where}: architectures is {names!r}; a list of one name is needed")
+    return names[0]
 
 
-def _rope_theta(where: str, values: dict[str, Any]) -> float:
-    """From `rope_parameters` (transformers 5) or `rope_theta` (before)."""
-    parameters = values.get("rope_parameters") or {}
-    if not isinstance(parameters, dict):
-        raise ConfigError(f"{where}: rope_parameters is {parameters!r}; an object is needed")
-    others = {f"rope_parameters.{k}": v for k, v in parameters.items() if k != "rope_theta"}
-    neutral = {
-        "rope_parameters.rope_type": ("default",),
-        "rope_parameters.partial_rotary_factor": (1.0,),
-    }
-    refuse_unless_neutral(where, others, neutral)
-    source = parameters if "rope_theta" in parameters else values
-    return Fields(where, source).number("rope_theta", 10000.0)
-
-
-def _eos_token_ids(folder: Path, fields: Fields) -> frozenset[int]:
+def hf_eos_token_ids(folder: Path, fields: Fields) -> frozenset[int]:
     """generation_config.json says which ids end a turn; config.json where it is silent."""
     path = folder / "generation_config.json"
     if path.exists():
-        ids = Fields(str(path), _read_object(path)).ids("eos_token_id")
+        ids = Fields(str(path), read_object(path)).ids("eos_token_id")
         if ids:
             return ids
     return fields.ids("eos_token_id")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. Raises ConfigError, OSError."""
     try:
         values = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -14,12 +14,6 @@ class Rotation:
     sin: torch.Tensor
 
 
-def inverse_frequencies(head_dim: int, theta: float) -> torch.Tensor:
-    """theta^(-2i / head_dim) for i < head_dim / 2, fp32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    return 1.0 / theta**exponents
-
-
 def rotation(positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
     """positions int64 [T], frequencies fp32 [head_dim / 2]."""
     angles = (positions.float().unsqueeze(1) * frequencies).unsqueeze(1)
@@ -40,11 +34,25 @@ def rotate(heads: torch.Tensor, by: Rotation) -> torch.Tensor:
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Zhang and Sennrich 2019: hidden [..., H] over its root mean square, times weight [H]."""
-    return F.rms_norm(hidden, weight.shape, weight, eps)
+    """Zhang and Sennrich 2019: hidden [..., H] over its root mean square, times weight [H].
+
+    Computed in the weight's dtype, given back in hidden's.
+    """
+    return F.rms_norm(hidden.to(weight.dtype), weight.shape, weight, eps).to(hidden.dtype)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[T, 2I] -> [T, I]: SiLU of the first half times the second (SwiGLU, Shazeer 2020)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2I] -> [T, I]: GELU (by tanh) of the first half times the second (GeGLU)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Bends logits smoothly into (-cap, cap) (Bello et al. 2016)."""
+    return torch.tanh(logits / cap).mul_(cap)

@@ -8,7 +8,7 @@ import torch
 from noria.service.gguf_file import read_gguf
 from worker.attention.base import AttentionBackend
 from worker.models.base import Model, ModelFamily
-from worker.models.config import ModelConfig
+from worker.models.config import DecoderConfig
 from worker.models.gguf_config import read_gguf_config
 from worker.models.hf_config import read_hf_config
 from worker.models.registry import family_of
@@ -23,7 +23,7 @@ def _silent(done: int, total: int) -> None:
 class Checkpoint:
     """A model's description and its weights, opened but not read."""
 
-    config: ModelConfig
+    config: DecoderConfig
     family: ModelFamily
     source: WeightSource
 
@@ -62,6 +62,6 @@ def _open_gguf(path: Path) -> Checkpoint:
     config = read_gguf_config(file)
     config.check_num_layers(len(file.tensors))
     family = family_of(config.architecture)
-    names = {name: family.gguf_name(name) for name in expected_shapes(family.parameters(config))}
-    source = GGUFWeights(file, names, lambda name: family.gguf_interleaved_heads(name, config))
+    shapes = expected_shapes(family.parameters(config))
+    source = GGUFWeights(file, {name: family.gguf.tensor(name, config) for name in shapes})
     return Checkpoint(config, family, source)

@@ -2,9 +2,27 @@
 
 from worker.models.base import ModelFamily
 from worker.models.config import ConfigError
+from worker.models.gemma3 import GEMMA3
 from worker.models.llama import LLAMA
+from worker.models.mistral import MISTRAL
+from worker.models.qwen import QWEN2, QWEN3
 
-FAMILIES = {"llama": LLAMA}
+FAMILIES = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gemma3": GEMMA3,
+}
+# As config.json's `architectures` calls them. GGUF's `general.architecture` has our names.
+HF_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3",
+}
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
 
 def family_of(architecture: str) -> ModelFamily:

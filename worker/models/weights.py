@@ -82,11 +82,13 @@ def _more(names: list[str]) -> str:
 def _joined(
     parameter: Parameter, tensors: Iterator[torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
-    whole, start = torch.empty(parameter.shape, dtype=dtype), 0
+    """A `from_one` parameter stays fp32: near one, narrow dtypes would round its difference."""
+    whole = torch.empty(parameter.shape, dtype=torch.float32 if parameter.from_one else dtype)
+    start = 0
     for part in parameter.parts:
         whole[start : start + part.shape[0]].copy_(next(tensors))
         start += part.shape[0]
-    return whole
+    return whole.add_(1.0) if parameter.from_one else whole
 
 
 def _check_finite(parameter: Parameter, whole: torch.Tensor) -> None:
