@@ -1,5 +1,7 @@
 """The `noria` command."""
 
+import importlib
+
 import click
 
 from noria.cli.chat import chat
@@ -7,9 +9,39 @@ from noria.cli.demo import demo
 from noria.cli.fetch import fetch
 from noria.cli.up import up
 
+# Commands of packages that the base install does not need: module and attribute.
+_ON_DEMAND = {"bench": ("bench.cli", "bench")}
+
+
+class _Commands(click.Group):
+    """Loads a command of another extra when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ON_DEMAND])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ON_DEMAND:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = _ON_DEMAND[cmd_name]
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            return _missing(cmd_name, error.name or "")
+        return command
+
+
+def _missing(command: str, package: str) -> click.Command:
+    """Stands for a command that cannot be loaded, in the list of commands too."""
+
+    def refuse() -> None:
+        raise click.ClickException(f'{package} is missing: pip install "noria[{command}]"')
+
+    return click.Command(command, callback=refuse, help=f'Needs pip install "noria[{command}]".')
+
 
 @click.group(
-    context_settings={"auto_envvar_prefix": "NORIA", "help_option_names": ["-h", "--help"]}
+    cls=_Commands,
+    context_settings={"auto_envvar_prefix": "NORIA", "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="noria")
 def main() -> None:
