@@ -92,9 +92,8 @@ def _real(config: WorkerConfig, progress: Progress) -> _Network:
     dtype: torch.dtype = getattr(torch, config.dtype)
     checkpoint = open_checkpoint(config.model)
     model = checkpoint.load(dtype, lambda done, total: progress("loading weights", done, total))
-    parameters = checkpoint.family.parameters(checkpoint.config)
-    count = sum(math.prod(parameter.shape) for parameter in parameters)
-    return _Network(checkpoint.config, model, TorchBackend(), count * dtype.itemsize)
+    weight_bytes = checkpoint.weight_bytes(dtype)
+    return _Network(checkpoint.config, model, TorchBackend(), weight_bytes)
 
 
 def _scripted(config: WorkerConfig, progress: Progress) -> _Network:
