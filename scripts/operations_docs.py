@@ -28,6 +28,7 @@ COMMANDS = {
     "tokenizer": ("NORIA_TOKENIZER", tokenizer),
     "worker": ("NORIA_WORKER", worker),
     "noria up": ("NORIA_UP", noria.commands["up"]),
+    "noria plan": ("NORIA_PLAN", noria.commands["plan"]),
 }
 # One value of each label, so that families read from live objects show their labels.
 _ROUTER = RouterState(held={"": 0}, workers={"": 0}, demand={"m": Load()}, capacity={"m": Load()})

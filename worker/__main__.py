@@ -11,14 +11,15 @@ from typing import Any
 import click
 import structlog
 
+from noria.plan.kv import DEFAULT_DTYPE
 from noria.service.log import LEVELS, configure_logging, places_of
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import first_of, unless
 from worker.app import RunningWorker, running_worker
+from worker.build import WorkerFacts
 from worker.config import (
     DTYPES,
-    KV_CACHE_MEMORY_BYTES,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     WorkerConfig,
@@ -37,7 +38,7 @@ _SECONDS = click.FloatRange(0)
 @click.option("--served-model-name", default="", help="Name that requests use.")
 @click.option("--listen", default="127.0.0.1:50053", help="host:port; port 0 picks one.")
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", help="Of the weights.")
+@click.option("--dtype", type=click.Choice(DTYPES), default=DEFAULT_DTYPE, help="Of the weights.")
 @click.option("--max-num-seqs", type=_COUNT, default=MAX_NUM_SEQS, help="Places in the batch.")
 @click.option(
     "--max-num-batched-tokens",
@@ -52,9 +53,9 @@ _SECONDS = click.FloatRange(0)
 @click.option(
     "--kv-cache-memory-bytes",
     type=_COUNT,
-    default=KV_CACHE_MEMORY_BYTES,
-    help="For keys and values; touched only as blocks are used.",
+    help="For keys and values; touched only as blocks are used. Default: half of what is free.",
 )
+@click.option("--local-workers", type=_COUNT, default=1, help="That divide this memory.")
 @click.option(
     "--enable-prefix-caching/--no-enable-prefix-caching",
     default=True,
@@ -104,17 +105,25 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
                 log.info("draining")
                 log.info("stopped", aborted=0)
                 return 0
-            log.info(
-                "ready",
-                seconds=round(time.monotonic() - started, 2),
-                model=config.name,
-                max_model_len=facts.limits.max_model_len,
-                kv_cache=facts.kv_cache.describe(),
-            )
+            _tell_cache(log, facts)
+            log.info("ready", seconds=round(time.monotonic() - started, 2), model=config.name)
             return await _until_stopped(worker, stop, config.drain_grace_s, log)
     except (ValueError, OSError) as error:
         log.error("cannot serve", reason=str(error))
         return 1
+
+
+def _tell_cache(log: structlog.typing.FilteringBoundLogger, facts: WorkerFacts) -> None:
+    size = facts.cache_size
+    log.info(
+        "kv_cache",
+        num_blocks=size.num_blocks,
+        block_size=size.block_size,
+        bytes_per_token=size.spec.bytes_per_token,
+        max_num_seqs=facts.info.hello.max_num_seqs,
+        max_model_len=size.max_model_len,
+        arithmetic=size.arithmetic(),
+    )
 
 
 async def _until_stopped(

@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
+from noria.plan.memory import HostMemory, host_memory
 from noria.service.gguf_file import read_gguf
 from noria.service.protocol import PROTOCOL_VERSION
 from noria.service.vocabulary import Vocabulary, load_vocabulary
 from noria.v1 import worker_pb2
-from worker.attention.base import AttentionBackend, KVCacheSpec
+from worker.attention.base import AttentionBackend
 from worker.attention.torch_backend import TorchBackend
 from worker.block_pool import BlockPool
 from worker.config import WorkerConfig
 from worker.engine import Engine
-from worker.kv_cache import KVCache, allocate_kv_cache, blocks_that_fit
+from worker.kv_cache import allocate_kv_cache
 from worker.model_runner import ModelRunner
 from worker.models.config import ModelConfig
 from worker.models.gguf_config import read_gguf_config
@@ -27,6 +28,7 @@ from worker.models.loader import open_checkpoint
 from worker.sampling_checks import ModelLimits
 from worker.scheduler import Scheduler
 from worker.scripted import ScriptedCache, ScriptedModel, load_scripts
+from worker.sizing import Budget, CacheSize, cache_size, kv_budget
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,7 +42,7 @@ class WorkerFacts:
 
     limits: ModelLimits
     info: worker_pb2.GetWorkerInfoResponse
-    kv_cache: KVCache
+    cache_size: CacheSize
     runner: ModelRunner[Any]
     scheduler: Scheduler
     pieces: tuple[bytes, ...]
@@ -48,12 +50,13 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """A model with the backend that keeps its cache; `model` fits `backend`."""
+    """A model with the backend that keeps its cache of at most `budget`; `model` fits `backend`."""
 
     config: ModelConfig
     model: Any
     backend: AttentionBackend
     weight_bytes: int
+    budget: Budget
 
 
 def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, WorkerFacts]:
@@ -62,14 +65,18 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
     Raises ValueError with the reason for a model or settings that cannot be served, OSError.
     """
     torch.set_num_threads(config.cpu_threads or len(os.sched_getaffinity(0)))
+    memory = host_memory()
     vocabulary = load_vocabulary(config.model)
-    network = (_real if config.script is None else _scripted)(config, progress)
+    network = (_real if config.script is None else _scripted)(config, memory, progress)
     _check_vocabulary(network.config, vocabulary)
-    max_model_len, pool = _size(config, network)
-    # One block more than the pool hands out: the null block.
-    kv_cache = allocate_kv_cache(
-        network.backend, network.model.kv_spec, pool.num_blocks + 1, pool.block_size
+    size = cache_size(
+        *(config, network.budget, network.model.kv_spec),
+        config.block_size or network.backend.default_block_size,
+        network.config.max_position_embeddings,
     )
+    pool = BlockPool(size.num_blocks, size.block_size)
+    # One block more than the pool hands out: the null block.
+    allocate_kv_cache(network.backend, size.spec, size.num_blocks + 1, size.block_size)
     runner: ModelRunner[Any] = ModelRunner(network.model, network.backend, pool.block_size)
     progress("warming up", 0, 1)
     runner.warm_up()
@@ -78,25 +85,27 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
         pool,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
+        max_model_len=size.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
     )
     eos = frozenset((*network.config.eos_token_ids, *vocabulary.eos_token_ids))
-    limits = ModelLimits(network.config.vocab_size, max_model_len, eos)
-    info = _info(config, network, vocabulary, pool, max_model_len)
-    facts = WorkerFacts(limits, info, kv_cache, runner, scheduler, vocabulary.pieces)
+    limits = ModelLimits(network.config.vocab_size, size.max_model_len, eos)
+    info = _info(config, network, vocabulary, size)
+    facts = WorkerFacts(limits, info, size, runner, scheduler, vocabulary.pieces)
     return Engine(scheduler, runner, look_ahead=config.look_ahead), facts
 
 
-def _real(config: WorkerConfig, progress: Progress) -> _Network:
+def _real(config: WorkerConfig, memory: HostMemory, progress: Progress) -> _Network:
     dtype: torch.dtype = getattr(torch, config.dtype)
     checkpoint = open_checkpoint(config.model)
+    parameters = checkpoint.family.parameters(checkpoint.config)
+    weight_bytes = sum(math.prod(p.shape) for p in parameters) * dtype.itemsize
+    budget = kv_budget(config, memory, weight_bytes)
     model = checkpoint.load(dtype, lambda done, total: progress("loading weights", done, total))
-    weight_bytes = checkpoint.weight_bytes(dtype)
-    return _Network(checkpoint.config, model, TorchBackend(), weight_bytes)
+    return _Network(checkpoint.config, model, TorchBackend(), weight_bytes, budget)
 
 
-def _scripted(config: WorkerConfig, progress: Progress) -> _Network:
+def _scripted(config: WorkerConfig, memory: HostMemory, progress: Progress) -> _Network:
     del progress
     if config.script is None:
         raise ValueError("script is not set")
@@ -104,7 +113,7 @@ def _scripted(config: WorkerConfig, progress: Progress) -> _Network:
     described = read_hf_config(path) if path.is_dir() else read_gguf_config(read_gguf(path))
     eos = min(described.eos_token_ids, default=0)
     model = ScriptedModel(load_scripts(config.script), described.vocab_size, eos)
-    return _Network(described, model, ScriptedCache(), weight_bytes=0)
+    return _Network(described, model, ScriptedCache(), 0, kv_budget(config, memory, 0))
 
 
 def _check_vocabulary(model: ModelConfig, vocabulary: Vocabulary) -> None:
@@ -115,50 +124,22 @@ def _check_vocabulary(model: ModelConfig, vocabulary: Vocabulary) -> None:
         )
 
 
-def _size(config: WorkerConfig, network: _Network) -> tuple[int, BlockPool]:
-    """max_model_len and the pool: neither promises tokens that the other could not hold."""
-    limit = network.config.max_position_embeddings
-    max_model_len = config.max_model_len or limit
-    if max_model_len > limit:
-        raise ValueError(f"max_model_len {max_model_len} exceeds the model's {limit} positions")
-    block_size = config.block_size or network.backend.default_block_size
-    num_blocks = config.num_blocks or _blocks(
-        config, network.model.kv_spec, block_size, max_model_len
-    )
-    held = num_blocks * block_size
-    if held < max_model_len:
-        if config.max_model_len is not None:
-            raise ValueError(
-                f"max_model_len {max_model_len} exceeds the {held} tokens that {num_blocks} KV "
-                f"blocks of {block_size} hold"
-            )
-        max_model_len = held
-    return max_model_len, BlockPool(num_blocks, block_size)
-
-
-def _blocks(config: WorkerConfig, spec: KVCacheSpec, block_size: int, longest: int) -> int:
-    """What memory allows, but no more than max_num_seqs sequences of full length use."""
-    useful = config.max_num_seqs * math.ceil(longest / block_size)
-    return min(useful, blocks_that_fit(spec, block_size, config.kv_cache_memory_bytes))
-
-
 def _info(
     config: WorkerConfig,
     network: _Network,
     vocabulary: Vocabulary,
-    pool: BlockPool,
-    max_model_len: int,
+    size: CacheSize,
 ) -> worker_pb2.GetWorkerInfoResponse:
     hello = worker_pb2.WorkerHello(
         protocol_version=PROTOCOL_VERSION,
         instance_id=token_hex(8),
         model=config.name,
         vocab_fingerprint=vocabulary.fingerprint,
-        max_model_len=max_model_len,
+        max_model_len=size.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        block_size=pool.block_size,
-        num_blocks=pool.num_blocks,
+        block_size=size.block_size,
+        num_blocks=size.num_blocks,
         row_exact=network.backend.row_exact,
         default_max_tokens=config.default_max_tokens,
     )
@@ -168,7 +149,9 @@ def _info(
         device="cpu",
         dtype=config.dtype if config.script is None else "scripted",
         weight_bytes=network.weight_bytes,
-        kv_bytes_per_token=network.model.kv_spec.bytes_per_token,
+        kv_bytes_per_token=size.spec.bytes_per_token,
+        kv_cache_memory_bytes=size.num_bytes,
+        kv_cache_arithmetic=size.arithmetic(),
         hidden_size=network.config.hidden_size,
         num_layers=network.config.num_layers,
         vocab_size=network.config.vocab_size,

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from noria.plan.kv import DEFAULT_DTYPE, DTYPE_BYTES
+
 MAX_NUM_SEQS = 32
 MAX_NUM_BATCHED_TOKENS = 512
-KV_CACHE_MEMORY_BYTES = 2 * 1024**3
 
 
 _COUNTS = (
@@ -15,9 +16,10 @@ _COUNTS = (
     "block_size",
     "num_blocks",
     "kv_cache_memory_bytes",
+    "local_workers",
     "cpu_threads",
 )
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = tuple(DTYPE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,10 @@ class WorkerConfig:
     model                   a GGUF file or a Hugging Face folder
     script                  replay this file instead of running the network
     max_model_len           tokens of prompt and output together; None: what the model allows
-    num_blocks              KV blocks; None: what fits kv_cache_memory_bytes
-    kv_cache_memory_bytes   memory for keys and values; touched only as blocks are used
+    num_blocks              KV blocks; None: what fits kv_cache_memory_bytes and can be used
+    kv_cache_memory_bytes   memory for keys and values; touched only as blocks are used;
+                            None: this worker's share of the half of what weights leave free
+    local_workers           workers that start on this computer and divide its memory
     metrics_listen          host:port for /metrics; empty: none
     default_max_tokens      max_tokens of a request that names none; 0: the room left
     """
@@ -37,10 +41,11 @@ class WorkerConfig:
     served_model_name: str = ""
     listen: str = "127.0.0.1:50053"
     metrics_listen: str = ""
-    dtype: str = "float32"
+    dtype: str = DEFAULT_DTYPE
     block_size: int | None = None
     num_blocks: int | None = None
-    kv_cache_memory_bytes: int = KV_CACHE_MEMORY_BYTES
+    kv_cache_memory_bytes: int | None = None
+    local_workers: int = 1
     max_num_seqs: int = MAX_NUM_SEQS
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
     max_model_len: int | None = None

@@ -7,6 +7,7 @@ import click
 from noria.cli.chat import chat
 from noria.cli.demo import demo
 from noria.cli.fetch import fetch
+from noria.cli.plan import plan
 from noria.cli.up import up
 
 # Commands of packages that the base install does not need: module and attribute.
@@ -48,5 +49,5 @@ def main() -> None:
     """Serve an open-weight chat model, and talk to it."""
 
 
-for _command in (up, chat, demo, fetch):
+for _command in (up, chat, plan, demo, fetch):
     main.add_command(_command)

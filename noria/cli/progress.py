@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from noria.cli.supervisor import Event
+from noria.plan.kv import cache_sentence
 
 STARTING = "starting"
 _LOUD = ("warning", "error", "critical")
@@ -32,6 +33,17 @@ def _stage(event: Event) -> str:
     return {"listening": STARTING, "ready": "ready"}.get(name, "")
 
 
+_CACHE_FIELDS = ("num_blocks", "block_size", "bytes_per_token", "max_num_seqs", "max_model_len")
+
+
+def _cache_line(child: str, event: Event) -> str:
+    """What a worker that took its KV cache holds; empty for other events."""
+    values = [_count(event, name) for name in _CACHE_FIELDS]
+    if event.get("event") != "kv_cache" or min(values) < 1:
+        return ""
+    return f"{child}: {cache_sentence(*values)}"
+
+
 class BarView:
     """One bar per child."""
 
@@ -40,6 +52,8 @@ class BarView:
         self._tasks: dict[str, TaskID] = {}
 
     def on_event(self, child: str, event: Event) -> None:
+        if line := _cache_line(child, event):
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
         stage = _stage(event)
         if not stage or (stage == STARTING and child in self._tasks):
             return
@@ -62,6 +76,8 @@ class LineView:
         self._stages: dict[str, str] = {}
 
     def on_event(self, child: str, event: Event) -> None:
+        if line := _cache_line(child, event):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         stage = _stage(event)
         # Services load while they begin to listen: either may be told first.
         if not stage or (stage == STARTING and child in self._stages):

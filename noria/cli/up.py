@@ -101,7 +101,7 @@ def prepare(port: int, model: str, workers: int, flags: Mapping[str, Any], key: 
     if workers > 1 and threads is None:
         # Workers that each take every core only wait for each other.
         threads = max(1, (os.cpu_count() or 1) // workers)
-    given = {**flags, "cpu_threads": threads}
+    given = {**flags, "cpu_threads": threads, "local_workers": workers if workers > 1 else None}
     return StackPlan(located_model(model), key_sha256(key), port, workers, worker_flags(given))
 
 

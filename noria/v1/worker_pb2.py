@@ -25,51 +25,49 @@ _sym_db = _symbol_database.Default()
 from noria.v1 import common_pb2 as noria_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15noria/v1/worker.proto\x12\x08noria.v1\x1a\x15noria/v1/common.proto\"\x16\n\x14GetWorkerInfoRequest\"\x81\x02\n\x15GetWorkerInfoResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.noria.v1.WorkerHello\x12\x19\n\x11\x61ttention_backend\x18\x02 \x01(\t\x12\x19\n\x11rejected_backends\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x14\n\x0cweight_bytes\x18\x06 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x01(\x04\x12\x13\n\x0bhidden_size\x18\x08 \x01(\r\x12\x12\n\nnum_layers\x18\t \x01(\r\x12\x12\n\nvocab_size\x18\n \x01(\r\"\x89\x01\n\x0eSessionRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.noria.v1.RouterHelloH\x00\x12\"\n\x06submit\x18\x02 \x01(\x0b\x32\x10.noria.v1.SubmitH\x00\x12 \n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x0f.noria.v1.AbortH\x00\x42\t\n\x07message\"\x84\x01\n\x0fSessionResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.noria.v1.WorkerHelloH\x00\x12\x1e\n\x04step\x18\x02 \x01(\x0b\x32\x0e.noria.v1.StepH\x00\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x0e.noria.v1.LoadH\x00\x42\t\n\x07message\"C\n\x0bRouterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1a\n\x12router_instance_id\x18\x02 \x01(\t\"\x9b\x02\n\x0bWorkerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11vocab_fingerprint\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x11\n\trow_exact\x18\t \x01(\x08\x12\x1e\n\x16max_num_batched_tokens\x18\n \x01(\r\x12\x0f\n\x07\x61liases\x18\x0b \x03(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x0c \x01(\r\"\xbe\x02\n\x06Submit\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rsubmit_number\x18\x02 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\'\n\x07outputs\x18\x04 \x03(\x0b\x32\x16.noria.v1.OutputTokens\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.noria.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x01n\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\t \x01(\x04H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x13\n\x0btrace_steps\x18\x0b \x01(\x08\x12\x13\n\x0btraceparent\x18\x0c \x01(\tB\x04\n\x02_nB\x0e\n\x0c_deadline_ms\"\x1b\n\x0cOutputTokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x1e\n\x05\x41\x62ort\x12\x15\n\rsubmit_number\x18\x01 \x01(\x04\"\x81\x01\n\x04Step\x12\x13\n\x0bstep_number\x18\x01 \x01(\x04\x12\x1f\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x0f.noria.v1.Delta\x12%\n\tterminals\x18\x03 \x03(\x0b\x32\x12.noria.v1.Terminal\x12\x1c\n\x04load\x18\x04 \x01(\x0b\x32\x0e.noria.v1.Load\"\xed\x02\n\x05\x44\x65lta\x12\x15\n\rsubmit_number\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12%\n\x06\x63hosen\x18\x04 \x03(\x0b\x32\x15.noria.v1.ChosenToken\x12#\n\x05steps\x18\x05 \x03(\x0b\x32\x14.noria.v1.StepRecord\x12\x1a\n\rcached_tokens\x18\x06 \x01(\rH\x00\x88\x01\x01\x12-\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x16.noria.v1.FinishReason\x12\x17\n\nwaiting_us\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\nprefill_us\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x31\n\x0fprompt_logprobs\x18\n \x01(\x0b\x32\x18.noria.v1.PromptLogprobsB\x10\n\x0e_cached_tokensB\r\n\x0b_waiting_usB\r\n\x0b_prefill_us\"s\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x18\n\x10num_alternatives\x18\x02 \x03(\r\x12\x17\n\x0f\x61lternative_ids\x18\x03 \x03(\r\x12\x1c\n\x14\x61lternative_logprobs\x18\x04 \x03(\x02\"L\n\x0b\x43hosenToken\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12,\n\x0c\x61lternatives\x18\x02 \x03(\x0b\x32\x16.noria.v1.TokenLogprob\"z\n\x08Terminal\x12\x15\n\rsubmit_number\x18\x01 \x01(\x04\x12&\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x12.noria.v1.FinishedH\x00\x12$\n\x07refused\x18\x03 \x01(\x0b\x32\x11.noria.v1.RefusedH\x00\x42\t\n\x07outcome\"\xfb\x01\n\x08\x46inished\x12.\n\x0e\x66inish_reasons\x18\x01 \x03(\x0e\x32\x16.noria.v1.FinishReason\x12\x15\n\routput_tokens\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\x12\x12\n\nwaiting_us\x18\x07 \x01(\x04\x12\x12\n\nprefill_us\x18\x08 \x01(\x04\x12\x11\n\tdecode_us\x18\t \x01(\x04\x12\x11\n\tdevice_us\x18\n \x01(\x04\"N\n\x07Refused\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.noria.v1.RefusalCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\"\xde\x01\n\x04Load\x12\x1a\n\x12last_submit_number\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\r\x12\x15\n\rcached_blocks\x18\x06 \x01(\r\x12\x12\n\nstep_count\x18\x07 \x01(\x04\x12\x13\n\x0bstep_age_ms\x18\x08 \x01(\r\x12\x19\n\x11tokens_per_second\x18\t \x01(\x02\x12\x10\n\x08\x64raining\x18\n \x01(\x08*\xaf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x19\n\x15\x46INISH_REASON_STOP_ID\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x04\x12\x19\n\x15\x46INISH_REASON_EXPIRED\x10\x05*\x92\x01\n\x0bRefusalCode\x12\x1c\n\x18REFUSAL_CODE_UNSPECIFIED\x10\x00\x12\x15\n\x11REFUSAL_CODE_FULL\x10\x01\x12\x19\n\x15REFUSAL_CODE_DRAINING\x10\x02\x12\x18\n\x14REFUSAL_CODE_INVALID\x10\x03\x12\x19\n\x15REFUSAL_CODE_INTERNAL\x10\x04\x32\xa5\x01\n\rWorkerService\x12P\n\rGetWorkerInfo\x12\x1e.noria.v1.GetWorkerInfoRequest\x1a\x1f.noria.v1.GetWorkerInfoResponse\x12\x42\n\x07Session\x12\x18.noria.v1.SessionRequest\x1a\x19.noria.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15noria/v1/worker.proto\x12\x08noria.v1\x1a\x15noria/v1/common.proto\"\x16\n\x14GetWorkerInfoRequest\"\xbd\x02\n\x15GetWorkerInfoResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.noria.v1.WorkerHello\x12\x19\n\x11\x61ttention_backend\x18\x02 \x01(\t\x12\x19\n\x11rejected_backends\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x14\n\x0cweight_bytes\x18\x06 \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x01(\x04\x12\x13\n\x0bhidden_size\x18\x08 \x01(\r\x12\x12\n\nnum_layers\x18\t \x01(\r\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x1d\n\x15kv_cache_memory_bytes\x18\x0b \x01(\x04\x12\x1b\n\x13kv_cache_arithmetic\x18\x0c \x01(\t\"\x89\x01\n\x0eSessionRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.noria.v1.RouterHelloH\x00\x12\"\n\x06submit\x18\x02 \x01(\x0b\x32\x10.noria.v1.SubmitH\x00\x12 \n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x0f.noria.v1.AbortH\x00\x42\t\n\x07message\"\x84\x01\n\x0fSessionResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.noria.v1.WorkerHelloH\x00\x12\x1e\n\x04step\x18\x02 \x01(\x0b\x32\x0e.noria.v1.StepH\x00\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x0e.noria.v1.LoadH\x00\x42\t\n\x07message\"C\n\x0bRouterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1a\n\x12router_instance_id\x18\x02 \x01(\t\"\x9b\x02\n\x0bWorkerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11vocab_fingerprint\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x11\n\trow_exact\x18\t \x01(\x08\x12\x1e\n\x16max_num_batched_tokens\x18\n \x01(\r\x12\x0f\n\x07\x61liases\x18\x0b \x03(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x0c \x01(\r\"\xbe\x02\n\x06Submit\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rsubmit_number\x18\x02 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\'\n\x07outputs\x18\x04 \x03(\x0b\x32\x16.noria.v1.OutputTokens\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.noria.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x01n\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\t \x01(\x04H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x13\n\x0btrace_steps\x18\x0b \x01(\x08\x12\x13\n\x0btraceparent\x18\x0c \x01(\tB\x04\n\x02_nB\x0e\n\x0c_deadline_ms\"\x1b\n\x0cOutputTokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x1e\n\x05\x41\x62ort\x12\x15\n\rsubmit_number\x18\x01 \x01(\x04\"\x81\x01\n\x04Step\x12\x13\n\x0bstep_number\x18\x01 \x01(\x04\x12\x1f\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x0f.noria.v1.Delta\x12%\n\tterminals\x18\x03 \x03(\x0b\x32\x12.noria.v1.Terminal\x12\x1c\n\x04load\x18\x04 \x01(\x0b\x32\x0e.noria.v1.Load\"\xba\x02\n\x05\x44\x65lta\x12\x15\n\rsubmit_number\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12%\n\x06\x63hosen\x18\x04 \x03(\x0b\x32\x15.noria.v1.ChosenToken\x12#\n\x05steps\x18\x05 \x03(\x0b\x32\x14.noria.v1.StepRecord\x12\x1a\n\rcached_tokens\x18\x06 \x01(\rH\x00\x88\x01\x01\x12-\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x16.noria.v1.FinishReason\x12\x17\n\nwaiting_us\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\nprefill_us\x18\t \x01(\x04H\x02\x88\x01\x01\x42\x10\n\x0e_cached_tokensB\r\n\x0b_waiting_usB\r\n\x0b_prefill_us\"L\n\x0b\x43hosenToken\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12,\n\x0c\x61lternatives\x18\x02 \x03(\x0b\x32\x16.noria.v1.TokenLogprob\"z\n\x08Terminal\x12\x15\n\rsubmit_number\x18\x01 \x01(\x04\x12&\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x12.noria.v1.FinishedH\x00\x12$\n\x07refused\x18\x03 \x01(\x0b\x32\x11.noria.v1.RefusedH\x00\x42\t\n\x07outcome\"\xfb\x01\n\x08\x46inished\x12.\n\x0e\x66inish_reasons\x18\x01 \x03(\x0e\x32\x16.noria.v1.FinishReason\x12\x15\n\routput_tokens\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\x12\x12\n\nwaiting_us\x18\x07 \x01(\x04\x12\x12\n\nprefill_us\x18\x08 \x01(\x04\x12\x11\n\tdecode_us\x18\t \x01(\x04\x12\x11\n\tdevice_us\x18\n \x01(\x04\"N\n\x07Refused\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.noria.v1.RefusalCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\"\xde\x01\n\x04Load\x12\x1a\n\x12last_submit_number\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\r\x12\x15\n\rcached_blocks\x18\x06 \x01(\r\x12\x12\n\nstep_count\x18\x07 \x01(\x04\x12\x13\n\x0bstep_age_ms\x18\x08 \x01(\r\x12\x19\n\x11tokens_per_second\x18\t \x01(\x02\x12\x10\n\x08\x64raining\x18\n \x01(\x08*\xaf\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x19\n\x15\x46INISH_REASON_STOP_ID\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x04\x12\x19\n\x15\x46INISH_REASON_EXPIRED\x10\x05*\x92\x01\n\x0bRefusalCode\x12\x1c\n\x18REFUSAL_CODE_UNSPECIFIED\x10\x00\x12\x15\n\x11REFUSAL_CODE_FULL\x10\x01\x12\x19\n\x15REFUSAL_CODE_DRAINING\x10\x02\x12\x18\n\x14REFUSAL_CODE_INVALID\x10\x03\x12\x19\n\x15REFUSAL_CODE_INTERNAL\x10\x04\x32\xa5\x01\n\rWorkerService\x12P\n\rGetWorkerInfo\x12\x1e.noria.v1.GetWorkerInfoRequest\x1a\x1f.noria.v1.GetWorkerInfoResponse\x12\x42\n\x07Session\x12\x18.noria.v1.SessionRequest\x1a\x19.noria.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noria.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2733
-  _globals['_FINISHREASON']._serialized_end=2908
-  _globals['_REFUSALCODE']._serialized_start=2911
-  _globals['_REFUSALCODE']._serialized_end=3057
+  _globals['_FINISHREASON']._serialized_start=2625
+  _globals['_FINISHREASON']._serialized_end=2800
+  _globals['_REFUSALCODE']._serialized_start=2803
+  _globals['_REFUSALCODE']._serialized_end=2949
   _globals['_GETWORKERINFOREQUEST']._serialized_start=58
   _globals['_GETWORKERINFOREQUEST']._serialized_end=80
   _globals['_GETWORKERINFORESPONSE']._serialized_start=83
-  _globals['_GETWORKERINFORESPONSE']._serialized_end=340
-  _globals['_SESSIONREQUEST']._serialized_start=343
-  _globals['_SESSIONREQUEST']._serialized_end=480
-  _globals['_SESSIONRESPONSE']._serialized_start=483
-  _globals['_SESSIONRESPONSE']._serialized_end=615
-  _globals['_ROUTERHELLO']._serialized_start=617
-  _globals['_ROUTERHELLO']._serialized_end=684
-  _globals['_WORKERHELLO']._serialized_start=687
-  _globals['_WORKERHELLO']._serialized_end=970
-  _globals['_SUBMIT']._serialized_start=973
-  _globals['_SUBMIT']._serialized_end=1291
-  _globals['_OUTPUTTOKENS']._serialized_start=1293
-  _globals['_OUTPUTTOKENS']._serialized_end=1320
-  _globals['_ABORT']._serialized_start=1322
-  _globals['_ABORT']._serialized_end=1352
-  _globals['_STEP']._serialized_start=1355
-  _globals['_STEP']._serialized_end=1484
-  _globals['_DELTA']._serialized_start=1487
-  _globals['_DELTA']._serialized_end=1852
-  _globals['_PROMPTLOGPROBS']._serialized_start=1854
-  _globals['_PROMPTLOGPROBS']._serialized_end=1969
-  _globals['_CHOSENTOKEN']._serialized_start=1971
-  _globals['_CHOSENTOKEN']._serialized_end=2047
-  _globals['_TERMINAL']._serialized_start=2049
-  _globals['_TERMINAL']._serialized_end=2171
-  _globals['_FINISHED']._serialized_start=2174
-  _globals['_FINISHED']._serialized_end=2425
-  _globals['_REFUSED']._serialized_start=2427
-  _globals['_REFUSED']._serialized_end=2505
-  _globals['_LOAD']._serialized_start=2508
-  _globals['_LOAD']._serialized_end=2730
-  _globals['_WORKERSERVICE']._serialized_start=3060
-  _globals['_WORKERSERVICE']._serialized_end=3225
+  _globals['_GETWORKERINFORESPONSE']._serialized_end=400
+  _globals['_SESSIONREQUEST']._serialized_start=403
+  _globals['_SESSIONREQUEST']._serialized_end=540
+  _globals['_SESSIONRESPONSE']._serialized_start=543
+  _globals['_SESSIONRESPONSE']._serialized_end=675
+  _globals['_ROUTERHELLO']._serialized_start=677
+  _globals['_ROUTERHELLO']._serialized_end=744
+  _globals['_WORKERHELLO']._serialized_start=747
+  _globals['_WORKERHELLO']._serialized_end=1030
+  _globals['_SUBMIT']._serialized_start=1033
+  _globals['_SUBMIT']._serialized_end=1351
+  _globals['_OUTPUTTOKENS']._serialized_start=1353
+  _globals['_OUTPUTTOKENS']._serialized_end=1380
+  _globals['_ABORT']._serialized_start=1382
+  _globals['_ABORT']._serialized_end=1412
+  _globals['_STEP']._serialized_start=1415
+  _globals['_STEP']._serialized_end=1544
+  _globals['_DELTA']._serialized_start=1547
+  _globals['_DELTA']._serialized_end=1861
+  _globals['_CHOSENTOKEN']._serialized_start=1863
+  _globals['_CHOSENTOKEN']._serialized_end=1939
+  _globals['_TERMINAL']._serialized_start=1941
+  _globals['_TERMINAL']._serialized_end=2063
+  _globals['_FINISHED']._serialized_start=2066
+  _globals['_FINISHED']._serialized_end=2317
+  _globals['_REFUSED']._serialized_start=2319
+  _globals['_REFUSED']._serialized_end=2397
+  _globals['_LOAD']._serialized_start=2400
+  _globals['_LOAD']._serialized_end=2622
+  _globals['_WORKERSERVICE']._serialized_start=2952
+  _globals['_WORKERSERVICE']._serialized_end=3117
 # @@protoc_insertion_point(module_scope)

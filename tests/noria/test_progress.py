@@ -44,6 +44,27 @@ def test_on_a_terminal_each_service_has_a_bar(monkeypatch):
     assert "1/1" in text
 
 
+CACHE = {
+    "event": "kv_cache", "num_blocks": 1280, "block_size": 16, "bytes_per_token": 23_040,
+    "max_num_seqs": 32, "max_model_len": 8192,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_worker_says_what_its_kv_cache_holds(terminal):
+    out = io.StringIO()
+    with start_view(Console(file=out, width=200, force_terminal=terminal)) as view:
+        view.on_event("worker", CACHE)
+        view.on_event("worker", {**CACHE, "num_blocks": "?"})
+    assert (
+        out.getvalue().count(
+            "worker: KV cache: 20,480 tokens = 1,280 blocks of 16, 471.9 MB = 450.0 MiB; up to 32 "
+            "chats at once, 2.5 at the full length of 8,192"
+        )
+        == 1
+    )
+
+
 @pytest.mark.parametrize(
     "event", [{"event": "progress", "stage": "x", "done": "?", "total": None}, {}]
 )

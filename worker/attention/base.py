@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from noria.plan.kv import kv_bytes_per_token
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
@@ -22,8 +24,10 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (K, V) x layers x KV heads x head size x bytes."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Of K and V in all layers, as planning counts them."""
+        return kv_bytes_per_token(
+            self.num_layers, self.num_kv_heads, self.head_dim, self.dtype.itemsize
+        )
 
 
 @dataclass(frozen=True, slots=True)

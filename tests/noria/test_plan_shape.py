@@ -1,0 +1,208 @@
+"""A model's sizes are read from its description as `transformers` and the worker know them."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from noria.plan.gguf_shape import gguf_shape
+from noria.plan.hf_shape import hf_shape
+from noria.plan.kv import kv_bytes_per_token
+from noria.plan.shape import ShapeError
+from worker.models.config import ConfigError
+from worker.models.hf_config import read_hf_config
+from worker.models.registry import family_of
+
+_SMALL = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 7,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def _big(**sizes):
+    return {**_SMALL, **sizes}
+
+
+_LLAMA3_8B = _big(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+    num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192,
+)  # fmt: skip
+_QWEN25_7B = _big(
+    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
+    num_attention_heads=28, num_key_value_heads=4, max_position_embeddings=32768,
+)  # fmt: skip
+_QWEN3_4B = _big(
+    vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
+    num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+)  # fmt: skip
+_GEMMA3_270M = _big(
+    vocab_size=262144, hidden_size=640, intermediate_size=2048, num_hidden_layers=18,
+    num_attention_heads=4, num_key_value_heads=1, head_dim=256, sliding_window=512,
+    max_position_embeddings=32768,
+)  # fmt: skip
+_OPT = {
+    "vocab_size": 97, "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 3,
+    "num_attention_heads": 6, "max_position_embeddings": 64, "word_embed_proj_dim": 48,
+}  # fmt: skip
+_OPT_13B = {
+    "vocab_size": 50272, "hidden_size": 5120, "ffn_dim": 20480, "num_hidden_layers": 40,
+    "num_attention_heads": 40, "max_position_embeddings": 2048, "word_embed_proj_dim": 5120,
+    "dtype": "float16",
+}  # fmt: skip
+_OPT_350M = {
+    "vocab_size": 50272, "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "max_position_embeddings": 2048, "word_embed_proj_dim": 512,
+    "do_layer_norm_before": False,
+}  # fmt: skip
+_GPT2 = {"vocab_size": 97, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64}
+
+CASES = {
+    "llama": (transformers.LlamaConfig, _SMALL),
+    "llama, tied": (transformers.LlamaConfig, _big(tie_word_embeddings=True)),
+    "llama, biases": (transformers.LlamaConfig, _big(attention_bias=True, mlp_bias=True)),
+    "llama, head size": (transformers.LlamaConfig, _big(head_dim=16)),
+    "llama 3 8B": (transformers.LlamaConfig, _LLAMA3_8B),
+    "mistral": (transformers.MistralConfig, _SMALL),
+    "mistral, no window": (transformers.MistralConfig, _big(sliding_window=None)),
+    "qwen2": (transformers.Qwen2Config, _SMALL),
+    "qwen2, windows": (
+        transformers.Qwen2Config,
+        _big(use_sliding_window=True, sliding_window=8, max_window_layers=2),
+    ),
+    "qwen2.5 7B": (transformers.Qwen2Config, _QWEN25_7B),
+    "qwen3": (transformers.Qwen3Config, _big(head_dim=16)),
+    "qwen3, biases": (transformers.Qwen3Config, _big(head_dim=16, attention_bias=True)),
+    "qwen3 4B": (transformers.Qwen3Config, _QWEN3_4B),
+    "gemma3": (transformers.Gemma3TextConfig, _big(head_dim=16, sliding_window=8)),
+    "gemma3, biases": (transformers.Gemma3TextConfig, _big(head_dim=16, attention_bias=True)),
+    "gemma3, untied": (transformers.Gemma3TextConfig, _big(tie_word_embeddings=False)),
+    "gemma3 270M": (transformers.Gemma3TextConfig, _GEMMA3_270M),
+    "gpt2": (transformers.GPT2Config, _GPT2),
+    "gpt2, inner size": (transformers.GPT2Config, {**_GPT2, "n_inner": 77}),
+    "gpt2 124M": (transformers.GPT2Config, {}),
+    "opt": (transformers.OPTConfig, _OPT),
+    "opt, no biases": (transformers.OPTConfig, {**_OPT, "enable_bias": False}),
+    "opt, plain norms": (transformers.OPTConfig, {**_OPT, "layer_norm_elementwise_affine": False}),
+    "opt, no last norm": (transformers.OPTConfig, {**_OPT, "_remove_final_layer_norm": True}),
+    "opt 350M": (transformers.OPTConfig, _OPT_350M),
+    "opt 13B": (transformers.OPTConfig, _OPT_13B),
+}
+
+
+def _written(case, folder):
+    """The config as `transformers` writes it, and the model without its weights."""
+    kind, values = CASES[case]
+    config = kind(**values)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    return config, model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_are_those_of_transformers(case, tmp_path):
+    config, model = _written(case, tmp_path)
+    shape = hf_shape(tmp_path)
+    assert shape.num_parameters == model.num_parameters()
+    assert shape.vocab_size == config.vocab_size
+    assert shape.max_position_embeddings == config.max_position_embeddings
+
+
+@pytest.mark.parametrize(
+    ("case", "window", "layers"),
+    [
+        ("mistral", 4096, 7),
+        ("mistral, no window", None, 0),
+        ("qwen2", None, 0),
+        ("qwen2, windows", 8, 5),
+        ("gemma3", 8, 6),
+        ("gemma3 270M", 512, 15),
+    ],
+)
+def test_layers_with_a_window_are_counted(case, window, layers, tmp_path):
+    _written(case, tmp_path)
+    shape = hf_shape(tmp_path)
+    assert (shape.window, shape.num_windowed_layers) == (window, layers)
+    # Files older than `layer_types` say the same by their other fields.
+    values = json.loads((tmp_path / "config.json").read_text())
+    values.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert hf_shape(tmp_path) == shape
+
+
+def test_parameters_and_kv_are_those_that_the_worker_loads(tmp_path):
+    """Of every case whose family the worker serves: a family it learns is compared at once."""
+    compared = set()
+    for case in CASES:
+        folder = tmp_path / case
+        _written(case, folder)
+        try:
+            config = read_hf_config(folder)
+            family = family_of(config.architecture)
+        except ConfigError:
+            continue
+        shape, compared = hf_shape(folder), compared | {case}
+        sizes = [torch.Size(p.shape).numel() for p in family.parameters(config)]
+        assert shape.num_parameters == sum(sizes), case
+        assert shape.num_layers == config.num_layers
+        assert shape.num_kv_heads == config.num_kv_heads
+        assert shape.head_dim == config.head_dim
+    assert {"llama", "llama, tied", "llama, head size", "llama 3 8B"} <= compared
+
+
+@pytest.mark.parametrize(
+    ("case", "itemsize", "expected"),
+    [("opt 13B", 2, 819_200), ("qwen2.5 7B", 2, 57_344), ("llama 3 8B", 2, 131_072)],
+)
+def test_known_models_keep_the_known_bytes_a_token(case, itemsize, expected, tmp_path):
+    _written(case, tmp_path)
+    shape = hf_shape(tmp_path)
+    per_token = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, itemsize)
+    assert per_token == expected
+
+
+def test_a_config_file_alone_is_enough(tmp_path):
+    _written("opt 13B", tmp_path)
+    only = tmp_path / "config.json"
+    assert hf_shape(only) == hf_shape(tmp_path)
+    assert hf_shape(only).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["BertModel"]}, "BertModel"),
+        ({"architectures": None}, "architectures"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "48"}, "hidden_size is '48'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"vocab_size": 10**30}, "vocab_size is 1000"),
+        ({"num_key_value_heads": 4}, "num_attention_heads 6 is no multiple"),
+        ({"num_attention_heads": 5}, "hidden size 48 is no multiple of 5"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
+    ],
+)
+def test_a_wrong_config_is_refused_by_its_field(change, named, tmp_path):
+    values = {"architectures": ["LlamaForCausalLM"], **_SMALL, **change}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ShapeError, match=named):
+        hf_shape(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\udcff"])
+def test_what_is_no_json_object_is_refused_by_its_file(text, tmp_path):
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ShapeError, match=r"config\.json"):
+        hf_shape(tmp_path)
+
+
+@pytest.mark.model
+def test_a_gguf_header_gives_the_same_sizes_as_the_loaded_model(demo_model_path):
+    shape = gguf_shape(demo_model_path)
+    assert shape.num_parameters == 134_515_008
+    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (30, 3, 64)
+    assert shape.max_position_embeddings == 8192
