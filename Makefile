@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Models are kept here, apart from the user's own cache.
 export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo serve test soak lint format protos docs model install install-dev clean
+.PHONY: demo serve test soak bench-quick lint format protos docs model install install-dev clean
 
 demo: install
 	$(BIN)/noria demo
@@ -26,6 +26,10 @@ test: install-dev model
 
 soak: install-dev model
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+# This copy against the commit before it; ARGS="--rounds 5" and the like.
+bench-quick: install-dev model
+	$(BIN)/noria bench quick $(ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check .

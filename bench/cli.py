@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +12,12 @@ from rich.console import Console
 
 from bench.load.arrivals import Arrivals, ClosedLoop, poisson, replayed
 from bench.load.distributions import FORMS, DistributionError, Lengths, parse_lengths
-from bench.load.grpc_target import grpc_target
-from bench.load.openai_target import openai_target
-from bench.load.runner import Run, drive
+from bench.load.runner import Run
 from bench.load.summary import Objective, summarize
-from bench.load.targets import Target
-from bench.load.view import show_progress, summary_table
+from bench.load.view import summary_table
 from bench.load.workload import Workload
+from bench.measure import Server, measured
+from bench.quick import quick
 from noria.client.connection import find_api_key
 
 _SHARE = click.FloatRange(0, 1)
@@ -41,26 +37,6 @@ class _LengthsType(click.ParamType[Lengths]):
 
 
 LENGTHS = _LengthsType()
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Whom to ask: host:port of a router, or the http:// address of an OpenAI-compatible one."""
-
-    address: str
-    api_keys: tuple[str, ...]
-    model: str
-    temperature: float
-
-    def open(self) -> AbstractAsyncContextManager[Target]:
-        is_http = self.address.startswith(("http://", "https://"))
-        return (openai_target if is_http else grpc_target)(
-            self.address,
-            self.api_keys,
-            model=self.model,
-            temperature=self.temperature,
-            clock=time.perf_counter,
-        )
 
 
 @click.group(invoke_without_command=True)
@@ -131,29 +107,6 @@ def _measure(options: Mapping[str, Any]) -> None:
         raise SystemExit(1)
 
 
-async def measured(
-    run: Run,
-    server: Server,
-    workload: Workload,
-    arrivals: Arrivals,
-    count: int,
-    warm_up: int,
-    console: Console,
-) -> None:
-    """Warm up, then fill in `run`; the requests of the warm-up are others than those counted."""
-    requests = workload.requests(count + warm_up)
-    async with server.open() as target:
-        if warm_up:
-            await drive(Run(), target, requests[count:], ClosedLoop(warm_up), time.perf_counter)
-        watching = asyncio.create_task(show_progress(run, console, time.perf_counter))
-        try:
-            await drive(run, target, requests[:count], arrivals, time.perf_counter)
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
-
-
 def _workload(options: Mapping[str, Any]) -> Workload:
     return Workload(
         prompt_words=options["prompt_words"],
@@ -189,3 +142,6 @@ def _described(arrivals: Arrivals) -> str:
         return f"{arrivals.concurrency} at a time"
     rate = len(arrivals.times_s) / (arrivals.times_s[-1] or 1)
     return f"open loop, {rate:.2f} a second"
+
+
+bench.add_command(quick)
