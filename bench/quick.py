@@ -112,8 +112,7 @@ def comparison(results: dict[int, list[tuple[Summary, Summary]]], old: str) -> T
     """Medians of both sides, and the gain: its median, and the worst and best round."""
     table = Table(title=f"this copy against {old}", title_justify="left")
     for name in ("at once", "figure", "before", "now", "gain", "rounds"):
-        side = "left" if name in ("figure", "rounds") else "right"
-        table.add_column(name, justify=side, no_wrap=True)
+        table.add_column(name, no_wrap=True)
     for level, pairs in results.items():
         for figure in FIGURES:
             table.add_row(str(level), figure.name, *_cells(figure, pairs))

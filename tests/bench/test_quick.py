@@ -29,14 +29,8 @@ def text(results):
 def test_the_gain_is_the_median_of_the_rounds_ratios():
     pairs = [(summary(100, 50), summary(new, 50)) for new in (90, 120, 200)]
     lines = [line for line in text({1: pairs}).splitlines() if "output tokens/s" in line]
-    assert [word for word in lines[0].replace("│", " ").split()[3:]] == [
-        "100.0",
-        "120.0",
-        "1.20x",
-        "0.90",
-        "to",
-        "2.00",
-    ]
+    words = lines[0].replace("│", " ").split()[3:]
+    assert words == ["100.0", "120.0", "1.20x", "0.90", "to", "2.00"]
     assert "loss" not in lines[0]
 
 
