@@ -12,7 +12,6 @@ from noria.service.gguf_file import read_gguf
 from noria.service.vocabulary import (
     Vocabulary,
     VocabularyError,
-    check_byte_level,
     load_vocabulary,
     read_json,
     refusing_malformed,
@@ -21,6 +20,10 @@ from noria.service.vocabulary import (
 from tokenizer_svc.codec import TextCodec
 from tokenizer_svc.control_tokens import ControlToken, ControlTokens
 from tokenizer_svc.gguf_tokenizer import pre_tokenizer_named, tokenizer_json_from_gguf
+from tokenizer_svc.sentencepiece_tokenizer import sentencepiece_from_gguf
+
+# A tokenizer that leaves control tokens alone, and what finds them.
+Encoder = tuple[Tokenizer, ControlTokens]
 
 # Names that templates know the control tokens by -> GGUF's names.
 _NAMED_TOKENS = {
@@ -61,25 +64,37 @@ def load_text_model(path: Path) -> TextModel:
 
 
 def _from_gguf(path: Path) -> TextModel:
-    metadata = read_gguf(path).metadata
-    vocabulary = vocabulary_from_gguf(metadata, str(path))
+    metadata, source = read_gguf(path).metadata, str(path)
+    vocabulary = vocabulary_from_gguf(metadata, source)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     ids = {n: metadata.get(f"tokenizer.ggml.{g}_token_id") for n, g in _NAMED_TOKENS.items()}
     named = {name: tokens[i] for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
-    pre = pre_tokenizer_named(metadata.get("tokenizer.ggml.pre"), str(path))
     bos, eos = ids["bos_token"], ids["eos_token"]
     for name, token_id in (("bos", bos), ("eos", eos)):
         if token_id is not None and not 0 <= token_id < len(tokens):
             problem = f"{name}_token_id is {token_id} in a vocabulary of {len(tokens)} ids"
             raise VocabularyError(f"{path}: {problem}")
-    codec = _codec(
-        str(path),
-        tokenizer_json_from_gguf(metadata, str(path)),
-        vocabulary,
-        [bos] if bos is not None and _says(metadata, "add_bos_token", pre.add_bos) else [],
+    encode, adds_bos = _gguf_encoder(metadata, vocabulary, source)
+    codec = TextCodec(
+        *encode,
+        [bos] if bos is not None and _says(metadata, "add_bos_token", adds_bos) else [],
         [eos] if eos is not None and _says(metadata, "add_eos_token", False) else [],
     )
     return TextModel(codec, vocabulary, metadata.get("tokenizer.chat_template"), named)
+
+
+def _gguf_encoder(
+    metadata: Mapping[str, Any], vocabulary: Vocabulary, source: str
+) -> tuple[Encoder, bool]:
+    """How the file's model encodes, and whether it adds a BOS where the file does not say."""
+    if metadata["tokenizer.ggml.model"] == "llama":
+        tokens = metadata["tokenizer.ggml.tokens"]
+        special = [i for i, is_special in enumerate(vocabulary.is_special) if is_special]
+        control = ControlTokens(ControlToken(tokens[i], i) for i in special)
+        return (sentencepiece_from_gguf(metadata, source), control), True
+    pre = pre_tokenizer_named(metadata.get("tokenizer.ggml.pre"), source)
+    definition = tokenizer_json_from_gguf(metadata, source)
+    return _encoder(source, definition, vocabulary), pre.add_bos
 
 
 def _says(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
@@ -90,11 +105,10 @@ def _from_folder(folder: Path) -> TextModel:
     vocabulary = load_vocabulary(folder)
     path = folder / "tokenizer.json"
     definition = read_json(path)
-    check_byte_level(definition, str(path))
     config = read_json(folder / "tokenizer_config.json")
     named = {name: _token_text(config[name]) for name in _NAMED_TOKENS if config.get(name)}
     prefix, suffix = _wrapping_ids(_tokenizer(definition, str(path)))
-    codec = _codec(str(path), definition, vocabulary, prefix, suffix)
+    codec = TextCodec(*_encoder(str(path), definition, vocabulary), prefix, suffix)
     return TextModel(codec, vocabulary, _folder_template(folder, config), named)
 
 
@@ -131,16 +145,11 @@ def _tokenizer(definition: Mapping[str, Any], source: str) -> Tokenizer:
         raise VocabularyError(f"{source}: the tokenizers library refuses it: {error}") from error
 
 
-def _codec(
-    source: str,
-    definition: dict[str, Any],
-    vocabulary: Vocabulary,
-    prefix: list[int],
-    suffix: list[int],
-) -> TextCodec:
+def _encoder(source: str, definition: dict[str, Any], vocabulary: Vocabulary) -> Encoder:
     added = [
         token | {"special": vocabulary.is_special[token["id"]]}
         for token in definition.get("added_tokens", [])
+        if token["id"] < len(vocabulary)
     ]
     control = [
         ControlToken(t["content"], t["id"], t["lstrip"], t["rstrip"], t["single_word"])
@@ -150,4 +159,4 @@ def _codec(
     whole = definition | {"added_tokens": added, "truncation": None, "padding": None}
     tokenizer = _tokenizer(whole, source)
     tokenizer.encode_special_tokens = True
-    return TextCodec(tokenizer, ControlTokens(control), prefix, suffix)
+    return tokenizer, ControlTokens(control)

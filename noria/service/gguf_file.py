@@ -19,6 +19,7 @@ _SCALARS = dict(
     zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), (f"<{c}" for c in "BbHhIif?Qqd"), strict=True)
 )
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 1 << 20
 
@@ -62,7 +63,8 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        length = self.scalar("<Q")
+        (length,) = _LENGTH.unpack_from(self.data, self.at)
+        self.at += _LENGTH.size
         end = self.at + length
         if end > len(self.data):
             raise struct.error(f"a string of {length} bytes at {self.at}")

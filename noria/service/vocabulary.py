@@ -7,21 +7,34 @@ with neither torch nor a tokenizer library.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from noria.service.gguf_file import read_gguf
+from noria.service.token_bytes import (
+    SPACE_LETTER,
+    looks_special,
+    sentencepiece_bytes,
+    stands_for_image,
+    token_bytes,
+)
 
 # GGUF token types (llama.cpp, `llama_token_type`).
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+# `tokenizer.ggml.model` -> what a token's spelling means.
+_SPELLINGS: dict[str, Callable[[str], bytes]] = {
+    "gpt2": token_bytes,
+    "llama": sentencepiece_bytes,
+}
+# Control tokens that end a turn; files of chat models often name another EOS alone, and
+# llama.cpp knows these by their text, too.
+_ENDS_OF_TURN = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>")
 # The largest vocabularies have about a million ids; beyond this it is damage.
 MAX_IDS = 1 << 22
 _MAX_TOLD = 200
-# Beyond Latin-1, so that encoding a token that holds it fails.
-_NO_LETTER = "\u0100"
 
 
 class VocabularyError(ValueError):
@@ -79,42 +92,6 @@ def refusing_malformed(source: str) -> Iterator[None]:
         raise VocabularyError(f"{source}: malformed: {what[:_MAX_TOLD]}") from error
 
 
-def looks_special(token: str) -> bool:
-    """Whether an added token is written like a control token (as llama.cpp's converter judges)."""
-    return (
-        token in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
-        or (token.startswith(("<|", "<｜")) and token.endswith(("|>", "｜>")))
-        or (token.startswith("<unused") and token.endswith(">"))
-    )
-
-
-class _ByteLetters(dict[int, str]):
-    """GPT-2's letter of each byte -> the byte as a Latin-1 character; see `token_bytes`."""
-
-    def __init__(self) -> None:
-        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        others = [b for b in range(256) if b not in plain]
-        letters = [(b, b) for b in plain] + [(256 + i, b) for i, b in enumerate(others)]
-        super().__init__((letter, chr(byte)) for letter, byte in letters)
-
-    def __missing__(self, letter: int) -> str:
-        return _NO_LETTER
-
-
-_BYTE_OF_LETTER = _ByteLetters()
-
-
-def token_bytes(token: str) -> bytes:
-    """The bytes of a byte-level BPE token (openai/gpt-2, `bytes_to_unicode`).
-
-    A token with a letter that stands for no byte means its own text, as in `tokenizers`.
-    """
-    try:
-        return token.translate(_BYTE_OF_LETTER).encode("latin-1")
-    except UnicodeEncodeError:
-        return token.encode()
-
-
 def vocabulary_from_gguf(metadata: Mapping[str, Any], source: str) -> Vocabulary:
     """The vocabulary in a GGUF file's metadata. Raises VocabularyError naming `source`."""
     with refusing_malformed(source):
@@ -123,16 +100,18 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any], source: str) -> Vocabulary
 
 def _from_metadata(metadata: Mapping[str, Any], source: str) -> Vocabulary:
     model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise VocabularyError(f"{source}: tokenizer.ggml.model {model!r:.80}; 'gpt2' is supported")
+    if not isinstance(model, str) or model not in _SPELLINGS:
+        known = " and ".join(map(repr, _SPELLINGS))
+        raise VocabularyError(f"{source}: tokenizer.ggml.model {model!r:.80}; supported: {known}")
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     if not isinstance(tokens, list):
         raise VocabularyError(f"{source}: tokenizer.ggml.tokens is no list")
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     if len(kinds) != len(tokens):
         raise VocabularyError(f"{source}: {len(tokens)} tokens but {len(kinds)} token types")
+    spelled = _SPELLINGS[model]
     pieces = [
-        _gguf_piece(token, kind) if kind != 1 else token_bytes(token)
+        _gguf_piece(token, kind, spelled) if kind != 1 else spelled(token)
         for token, kind in zip(tokens, kinds, strict=True)
     ]
     special = [
@@ -141,13 +120,14 @@ def _from_metadata(metadata: Mapping[str, Any], source: str) -> Vocabulary:
     ]
     names = ("eos", "eot", "eom")
     eos = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names]
-    return _vocabulary(pieces, special, eos, source)
+    ends = [i for i, kind in enumerate(kinds) if kind == _CONTROL and tokens[i] in _ENDS_OF_TURN]
+    return _vocabulary(pieces, special, [*eos, *ends], source)
 
 
-def _gguf_piece(token: str, kind: int) -> bytes:
+def _gguf_piece(token: str, kind: int, spelled: Callable[[str], bytes]) -> bytes:
     if kind == _UNUSED:
         return b""
-    return token.encode() if kind in (_CONTROL, _USER_DEFINED) else token_bytes(token)
+    return token.encode() if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) else spelled(token)
 
 
 def _vocabulary(
@@ -184,26 +164,34 @@ def _from_folder(folder: Path) -> Vocabulary:
         raise VocabularyError(f"{folder}: no tokenizer.json")
     tokenizer = read_json(path)
     config = read_json(folder / "config.json")
-    check_byte_level(tokenizer, str(path))
+    spelled = spelling_of(tokenizer, str(path))
     with refusing_malformed(str(path)):
-        return _from_definition(folder, tokenizer, config)
+        return _from_definition(folder, tokenizer, config, spelled)
 
 
 def _from_definition(
-    folder: Path, tokenizer: Mapping[str, Any], config: Mapping[str, Any]
+    folder: Path,
+    tokenizer: Mapping[str, Any],
+    config: Mapping[str, Any],
+    spelled: Callable[[str], bytes],
 ) -> Vocabulary:
     path = folder / "tokenizer.json"
+    rows = _checked_id(config.get("vocab_size", 0), folder / "config.json", "vocab_size")
     added = {token["id"]: token for token in tokenizer.get("added_tokens", [])}
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
-    rows = _checked_id(config.get("vocab_size", 0), folder / "config.json", "vocab_size")
+    if rows and any(stands_for_image(token["content"]) for token in added.values()):
+        vocab = {t: i for t, i in vocab.items() if i < rows or not stands_for_image(t)}
+        added = {i: t for i, t in added.items() if i < rows or not stands_for_image(t["content"])}
     ids = (_checked_id(i, path, "id") for i in (*vocab.values(), *added))
     size = max(rows, *(i + 1 for i in ids), 0)
     pieces, special = [b""] * size, [False] * size
     for token, i in vocab.items():
-        pieces[i] = token_bytes(token)
-    for i, token in added.items():
-        pieces[i] = token["content"].encode()
-        special[i] = bool(token["special"]) or looks_special(token["content"])
+        pieces[i] = spelled(token)
+    for i, entry in added.items():
+        text = entry["content"]
+        special[i] = bool(entry["special"]) or looks_special(text)
+        # A run of spaces is spelled like any other token; there is no other such spelling.
+        pieces[i] = text.encode() if text.strip(SPACE_LETTER) else spelled(text)
     return _vocabulary(pieces, special, _eos_ids(folder, config, vocab, added), str(path))
 
 
@@ -213,16 +201,23 @@ def _checked_id(value: Any, path: Path, name: str) -> int:
     return value
 
 
-def check_byte_level(tokenizer: Mapping[str, Any], source: str) -> None:
-    """Raises VocabularyError unless a `tokenizer.json` describes byte-level BPE."""
+def spelling_of(tokenizer: Mapping[str, Any], source: str) -> Callable[[str], bytes]:
+    """How the tokens of a `tokenizer.json` are spelled, by its decoder.
+
+    Raises VocabularyError unless it describes byte-level BPE, or BPE of SentencePiece.
+    """
     with refusing_malformed(source):
         model = (tokenizer.get("model") or {}).get("type")
         decoder = tokenizer.get("decoder") or {}
         steps = [step["type"] for step in decoder.get("decoders", [decoder]) if step]
-    if model != "BPE" or steps != ["ByteLevel"]:
-        raise VocabularyError(
-            f"{source}: model {model!r} with decoder {steps}; byte-level BPE is supported"
-        )
+    if model == "BPE" and steps == ["ByteLevel"]:
+        return token_bytes
+    if model == "BPE" and steps[:3] == ["Replace", "ByteFallback", "Fuse"]:
+        return sentencepiece_bytes
+    raise VocabularyError(
+        f"{source}: model {model!r} with decoder {steps}; byte-level BPE and BPE of"
+        " SentencePiece with byte fallback are supported"
+    )
 
 
 def _eos_ids(

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from noria.service.token_bytes import token_bytes
 from noria.service.vocabulary import (
     Vocabulary,
     VocabularyError,
     load_vocabulary,
-    token_bytes,
     vocabulary_from_gguf,
 )
 
@@ -109,8 +109,8 @@ def test_the_gguf_end_of_turn_is_an_eos_too():
 
 def test_other_kinds_of_vocabulary_are_refused_by_name(tmp_path):
     """A tokenizer that cannot be read exactly is not read at all."""
-    with pytest.raises(VocabularyError, match="'llama'"):
-        vocabulary_from_gguf(GGUF | {"tokenizer.ggml.model": "llama"}, "test")
+    with pytest.raises(VocabularyError, match="'bert'; supported: 'gpt2' and 'llama'"):
+        vocabulary_from_gguf(GGUF | {"tokenizer.ggml.model": "bert"}, "test")
     unigram = {"model": {"type": "Unigram", "vocab": []}, "decoder": {"type": "Metaspace"}}
     with pytest.raises(VocabularyError, match=r"'Unigram'.*'Metaspace'"):
         load_vocabulary(write_folder(tmp_path, **{"tokenizer.json": unigram}))
