@@ -16,6 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA_MODEL = ROOT / ".cache" / "models" / "gemma-3-270m-q4_k_m.gguf"
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,14 @@ def demo_model_path() -> Path:
         pytest.fail(f"{DEMO_MODEL.relative_to(ROOT)} is missing; run `make model`")
     read_gguf(DEMO_MODEL)
     return DEMO_MODEL
+
+
+@pytest.fixture(scope="session")
+def gemma_model_path() -> Path:
+    """Gemma 3 270M, where it has been fetched: a SentencePiece vocabulary of 262,144 ids."""
+    if not GEMMA_MODEL.exists():
+        pytest.skip(f"{GEMMA_MODEL.relative_to(ROOT)} is missing")
+    return GEMMA_MODEL
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tokenizer_svc.codec import TextCodec
 from tokenizer_svc.control_tokens import ControlToken, ControlTokens
 from tokenizer_svc.gguf_tokenizer import pre_tokenizer_named, tokenizer_json_from_gguf
 from tokenizer_svc.sentencepiece_tokenizer import sentencepiece_from_gguf
+from tokenizer_svc.turn_templates import template_for
 
 # A tokenizer that leaves control tokens alone, and what finds them.
 Encoder = tuple[Tokenizer, ControlTokens]
@@ -39,7 +40,8 @@ _NAMED_TOKENS = {
 
 @dataclass(frozen=True)
 class TextModel:
-    """What the service knows of a model. `template` is None if the model has none.
+    """What the service knows of a model. `template` is None if the model has none and its
+    control tokens tell none.
 
     `named_tokens` are the texts that a template sees as `bos_token`, `eos_token`, ...
     """
@@ -58,6 +60,8 @@ def load_text_model(path: Path) -> TextModel:
     """
     with refusing_malformed(str(path)):
         model = _from_folder(path) if path.is_dir() else _from_gguf(path)
+        if model.template is None:
+            model = replace(model, template=template_for(model.vocabulary))
     if not isinstance(model.template, str | None):
         raise VocabularyError(f"{path}: the chat template is no text")
     return model
@@ -107,9 +111,23 @@ def _from_folder(folder: Path) -> TextModel:
     definition = read_json(path)
     config = read_json(folder / "tokenizer_config.json")
     named = {name: _token_text(config[name]) for name in _NAMED_TOKENS if config.get(name)}
-    prefix, suffix = _wrapping_ids(_tokenizer(definition, str(path)))
-    codec = TextCodec(*_encoder(str(path), definition, vocabulary), prefix, suffix)
+    tokenizer, control = _encoder(str(path), definition, vocabulary)
+    later = _without_first_space(definition)
+    codec = TextCodec(
+        tokenizer,
+        control,
+        *_wrapping_ids(tokenizer),
+        later=None if later is None else _encoder(str(path), later, vocabulary)[0],
+    )
     return TextModel(codec, vocabulary, _folder_template(folder, config), named)
+
+
+def _without_first_space(definition: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The definition for what is not at the beginning of a text; None if that is the same."""
+    pre = definition.get("pre_tokenizer") or {}
+    if pre.get("type") != "Metaspace" or pre.get("prepend_scheme") != "first":
+        return None
+    return {**definition, "pre_tokenizer": {**pre, "prepend_scheme": "never"}}
 
 
 def _token_text(token: Any) -> str:

@@ -66,6 +66,30 @@ def test_truncation_and_padding_of_the_file_are_not_applied(folder):
     assert len(load_text_model(folder).codec.encode("abcdef")) == 6
 
 
+def test_a_space_before_the_first_word_alone(folder):
+    """Metaspace `first`: none after a control token, as in `tokenizers`."""
+    vocab = {"▁": 0, "a": 1, "<s>": 2}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    decoders = [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    scheme = {"replacement": "▁", "prepend_scheme": "first", "split": False}
+    definition = {
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        "pre_tokenizer": {"type": "Metaspace", **scheme},
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "added_tokens": [{"id": 2, "content": "<s>", "special": True, **flags}],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    for name in ("tokenizer_config.json", "config.json"):
+        (folder / name).write_text("{}")
+    codec = load_text_model(folder).codec
+    assert codec.encode("a<s>a") == [0, 1, 2, 1]
+    assert codec.encode("<s>a<s>a") == [2, 1, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("file", "fields", "problem"),
     [
