@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from worker.filters import rows_of
+from worker.ranking import likeliest
 from worker.sequence import Draw, SampledToken
 
 # An id and its logit.
@@ -63,41 +65,22 @@ def _log_shares(
     """Per row of logits [R, vocab_size]: the chosen id's natural log-probability at the
     temperature, and those of up to `counts` likeliest others; impossible ids are no others.
     """
-    likeliest = _likeliest(logits, 1 + max(counts))
-    greatest = logits.amax(dim=-1, keepdim=True)
+    ids, values = likeliest(logits, 1 + max(counts))
+    tops = torch.from_numpy(values[:, :1])
     heat = torch.tensor(temperatures).unsqueeze(1)
-    totals = ((logits - greatest) / heat).logsumexp(dim=-1).tolist()
-    own = logits.gather(1, torch.tensor(chosen).unsqueeze(1)).flatten().tolist()
-    tops = greatest.flatten().tolist()
-
-    def share(row: int, logit: float) -> float:
-        # Where nothing is likely, the total is as unlikely as each.
-        scaled: float = (logit - tops[row]) / temperatures[row]
-        return logit if logit == -math.inf else scaled - totals[row]
-
+    totals = (logits - tops).div_(heat).logsumexp(dim=-1, keepdim=True)
+    own = logits.gather(1, torch.tensor(chosen).unsqueeze(1))
+    ranked = np.concatenate([own, values], axis=1).astype(np.float64)
+    # Rows whose logits are no numbers are nobody's.
+    with np.errstate(invalid="ignore"):
+        shares = (ranked - values[:, :1]) / np.array(temperatures)[:, None] - totals.numpy()
+    # Where nothing is likely, the total is as unlikely as each.
+    shares[ranked == -np.inf] = -np.inf
     told = []
-    for row, token_id in enumerate(chosen):
-        possible = [(i, x) for i, x in likeliest[row] if i != token_id and x > -math.inf]
-        others = tuple((i, share(row, x)) for i, x in possible[: counts[row]])
-        told.append((share(row, own[row]), others))
+    for token_id, count, row_ids, row in zip(
+        chosen, counts, ids.tolist(), shares.tolist(), strict=True
+    ):
+        pairs = zip(row_ids, row[1:], strict=True)
+        others = [pair for pair in pairs if pair[0] != token_id and pair[1] > -math.inf]
+        told.append((row[0], tuple(others[:count])))
     return told
-
-
-def _likeliest(logits: torch.Tensor, count: int) -> list[list[_Ranked]]:
-    """Each row's `count` largest, largest first, lower ids first among equal ones."""
-    count = min(count, logits.shape[1])
-    values, ids = logits.topk(count, dim=-1)
-    crowded = ((logits >= values[:, -1:]).sum(dim=-1) > count).tolist()
-    ranked = []
-    for row, pairs in enumerate(zip(ids.tolist(), values.tolist(), strict=True)):
-        by_rank = sorted(zip(*pairs, strict=True), key=lambda pair: (-pair[1], pair[0]))
-        ranked.append(_lowest_ties(logits[row], count) if crowded[row] else by_rank)
-    return ranked
-
-
-def _lowest_ties(logits: torch.Tensor, count: int) -> list[_Ranked]:
-    """As `_likeliest`, for one row in which more ids are as likely as the last of them."""
-    least = logits.topk(count).values[-1]
-    ids = (logits >= least).nonzero().flatten()
-    order = torch.argsort(logits[ids], descending=True, stable=True)[:count]
-    return list(zip(ids[order].tolist(), logits[ids][order].tolist(), strict=True))

@@ -16,12 +16,10 @@ class BlockTables:
         self.caches_prefixes = caches_prefixes
 
     def find_cached(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the sequence's first tokens already; its last one is never among
-        them, since only what is computed gives logits.
-        """
+        """Blocks that hold the sequence's first tokens already; none whose logits it needs."""
         if not self.caches_prefixes:
             return []
-        full = (sequence.num_tokens - 1) // self.pool.block_size
+        full = sequence.num_reusable_tokens // self.pool.block_size
         return self.pool.find(extend_digests(sequence, full, self.pool.block_size))
 
     def num_to_take(self, sequence: Sequence, cached: list[int]) -> int:

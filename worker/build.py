@@ -1,6 +1,5 @@
 """From a configuration to an engine that is ready to step. Runs on the engine's thread."""
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,8 +97,7 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
 def _real(config: WorkerConfig, memory: HostMemory, progress: Progress) -> _Network:
     dtype: torch.dtype = getattr(torch, config.dtype)
     checkpoint = open_checkpoint(config.model)
-    parameters = checkpoint.family.parameters(checkpoint.config)
-    weight_bytes = sum(math.prod(p.shape) for p in parameters) * dtype.itemsize
+    weight_bytes = checkpoint.weight_bytes(dtype)
     budget = kv_budget(config, memory, weight_bytes)
     model = checkpoint.load(dtype, lambda done, total: progress("loading weights", done, total))
     return _Network(checkpoint.config, model, TorchBackend(), weight_bytes, budget)

@@ -12,22 +12,17 @@ from typing import Protocol
 from worker.engine_output import Account, Ended, EngineLoad, EngineOutput, Refusal, TokenRate
 from worker.scheduled import SequenceUpdate
 from worker.scheduler import Scheduler
-from worker.sequence import (
-    FinishReason,
-    SampledToken,
-    ScheduledSequence,
-    SchedulerOutput,
-    Sequence,
-)
+from worker.scores import StepResult
+from worker.sequence import FinishReason, ScheduledSequence, SchedulerOutput, Sequence
 
 
 class Runner(Protocol):
-    """Computes one scheduled step: a token for every sequence that has a draw.
+    """Computes one scheduled step: what draws and scorings ask for.
 
-    One that has none in the result could not be drawn, and fails alone.
+    A sequence that the result lacks had no numbers for logits, and fails alone.
     """
 
-    def execute(self, output: SchedulerOutput) -> dict[int, SampledToken]: ...
+    def execute(self, output: SchedulerOutput) -> StepResult: ...
 
 
 class Engine:
@@ -134,7 +129,7 @@ class Engine:
         return entered
 
     def _compute(self, output: SchedulerOutput, started: float, intake: Callable[[], None]) -> None:
-        tokens, failure = self._execute(output)
+        result, failure = self._execute(output)
         step_s = self._clock() - started
         self._charge(output, step_s)
         intake()
@@ -142,19 +137,18 @@ class Engine:
             self._fail(output.scheduled, "the batch failed")
             self._pending.failure = failure
             return
-        undrawn = [s for s in output.scheduled if s.draw and s.sequence_id not in tokens]
-        self._fail(undrawn, "the logits were no numbers")
-        updates = self.scheduler.update(output, tokens)
+        self._fail(_unanswered(output, result), "the logits were no numbers")
+        updates = self.scheduler.update(output, result)
         self._rate.add(self._clock(), sum(update.token is not None for update in updates))
         self._pending.output, self._pending.step_s = output, step_s
         self._pending.updates = updates
         self._book(updates)
 
-    def _execute(self, output: SchedulerOutput) -> tuple[dict[int, SampledToken], Exception | None]:
+    def _execute(self, output: SchedulerOutput) -> tuple[StepResult, Exception | None]:
         try:
             return self._runner.execute(output), None
         except Exception as error:
-            return {}, error
+            return StepResult(), error
 
     def _charge(self, output: SchedulerOutput, step_s: float) -> None:
         """Divide a step's time among its sequences by positions computed."""
@@ -204,3 +198,12 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             tokens_per_second=self._rate.per_second(self._clock()),
         )
+
+
+def _unanswered(output: SchedulerOutput, result: StepResult) -> list[ScheduledSequence]:
+    return [
+        entry
+        for entry in output.scheduled
+        if (entry.draw and entry.sequence_id not in result.tokens)
+        or (entry.scoring and entry.sequence_id not in result.prompt_logprobs)
+    ]

@@ -5,9 +5,11 @@ from typing import Generic, TypeVar
 import torch
 
 from worker.attention.base import AttentionBackend
-from worker.input_batch import build_input_batch
+from worker.input_batch import InputBatch, build_input_batch
 from worker.models.base import Model
+from worker.prompt_scoring import scored
 from worker.sampler import sample
+from worker.scores import PromptLogprobs, StepResult
 from worker.sequence import Draw, SampledToken, SamplingParams, ScheduledSequence, SchedulerOutput
 
 Backend = TypeVar("Backend", bound=AttentionBackend)
@@ -26,21 +28,32 @@ class ModelRunner(Generic[Backend]):
         self._block_size = block_size
         self.num_positions_fed = 0
 
-    def execute(self, output: SchedulerOutput) -> dict[int, SampledToken]:
-        """sequence_id -> token of every scheduled sequence with a draw, except those whose
-        logits are no numbers. Raises whatever the model raises.
-        """
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """What draws and scorings ask for. Raises whatever the model raises."""
         batch = build_input_batch(output, self._block_size)
         with torch.inference_mode():
             self._backend.plan(batch.metadata)
             self.num_positions_fed += len(batch.token_ids)
             hidden = self._model.forward(batch.token_ids, batch.metadata.positions, self._backend)
-            if not batch.draws:
-                return {}
-            logits = self._model.logits(hidden.index_select(0, batch.sampled_rows))
-            tokens = sample(logits, batch.draws)
-        drawn = zip(batch.sequence_ids, tokens, strict=True)
+            return StepResult(self._draw(batch, hidden), self._score(output, batch, hidden))
+
+    def _draw(self, batch: InputBatch, hidden: torch.Tensor) -> dict[int, SampledToken]:
+        if not batch.draws:
+            return {}
+        logits = self._model.logits(hidden.index_select(0, batch.sampled_rows))
+        drawn = zip(batch.sequence_ids, sample(logits, batch.draws), strict=True)
         return {sequence_id: token for sequence_id, token in drawn if token is not None}
+
+    def _score(
+        self, output: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor
+    ) -> dict[int, PromptLogprobs]:
+        starts, scores = batch.metadata.query_start_host, {}
+        for start, entry in zip(starts, output.scheduled, strict=False):
+            if entry.scoring is not None:
+                told = scored(self._model.logits, hidden[start:], entry.scoring)
+                if told is not None:
+                    scores[entry.sequence_id] = told
+        return scores
 
     def warm_up(self) -> None:
         """A prefill and a decode before anything is cached, so that no request pays for firsts.
@@ -50,7 +63,7 @@ class ModelRunner(Generic[Backend]):
         """
         tokens = min(_WARM_UP_TOKENS, self._block_size)
         for first, count in ((0, tokens - 1), (tokens - 1, 1)):
-            if count and not self.execute(_warm_up_step(first, count)):
+            if count and not self.execute(_warm_up_step(first, count)).tokens:
                 raise ValueError("the model's logits are NaN or infinite: its weights are damaged")
         self.num_positions_fed = 0
 

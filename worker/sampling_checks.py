@@ -43,6 +43,7 @@ def sampling_from(sampling: common_pb2.SamplingParams, limits: ModelLimits) -> S
     _at_most("stop_token_ids", len(sampling.stop_token_ids), wire_limits.MAX_STOP_TOKEN_IDS, "ids")
     check_ids("sampling.stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
     _at_most("logprobs", sampling.logprobs, wire_limits.MAX_LOGPROBS, "alternatives")
+    _at_most("prompt_logprobs", sampling.prompt_logprobs, wire_limits.MAX_LOGPROBS, "alternatives")
     return SamplingParams(
         temperature=_within(sampling, "temperature", 0.0, 2.0, absent=1.0),
         top_p=_within(sampling, "top_p", 0.0, 1.0, absent=1.0, open_below=True),
@@ -57,6 +58,9 @@ def sampling_from(sampling: common_pb2.SamplingParams, limits: ModelLimits) -> S
         ),
         logit_bias=_logit_bias(sampling.logit_bias, limits.vocab_size),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=(
+            sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None
+        ),
         eos_token_ids=frozenset() if sampling.ignore_eos else limits.eos_token_ids,
         stop_token_ids=frozenset(sampling.stop_token_ids),
     )
@@ -64,8 +68,6 @@ def sampling_from(sampling: common_pb2.SamplingParams, limits: ModelLimits) -> S
 
 def _check_supported(sampling: common_pb2.SamplingParams) -> None:
     """Refuse what exists on the wire and is not honoured by this engine."""
-    if sampling.HasField("prompt_logprobs"):
-        raise InvalidSubmitError("sampling.prompt_logprobs", "not supported by this worker")
     if sampling.HasField("structured_output"):
         raise InvalidSubmitError("sampling.structured_output", "not supported by this worker")
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from worker.sequence import Draw, SampledToken, ScheduledSequence, Sequence
+from worker.scores import PromptLogprobs
+from worker.sequence import Draw, SampledToken, ScheduledSequence, Scoring, Sequence
 
 RUNNERS_UP_TRACED = 4
 
@@ -20,6 +21,7 @@ class SequenceUpdate:
     token: SampledToken | None
     kv_tokens: int
     kv_blocks: int
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def is_first_token(self) -> bool:
@@ -41,4 +43,14 @@ def scheduled(sequence: Sequence, count: int) -> ScheduledSequence:
             sequence.token_counts,
         )
     ids = sequence.token_ids(first, first + count)
-    return ScheduledSequence(sequence.sequence_id, ids, first, sequence.block_ids, draw)
+    scoring = _scoring(sequence, first, first + count) if sequence.scores_prompt else None
+    return ScheduledSequence(sequence.sequence_id, ids, first, sequence.block_ids, draw, scoring)
+
+
+def _scoring(sequence: Sequence, first: int, end: int) -> Scoring | None:
+    """Positions of [first, end) that have yet to tell of the prompt token after them."""
+    prompt, num_alternatives = sequence.prompt_token_ids, sequence.sampling.prompt_logprobs
+    start, end = max(first, sequence.num_scored_tokens), min(end, len(prompt) - 1)
+    if num_alternatives is None or start >= end:
+        return None
+    return Scoring(start - first, prompt[start + 1 : end + 1], num_alternatives)

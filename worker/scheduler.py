@@ -6,7 +6,6 @@ every step (Yu et al. 2022, "Orca"; the formulation is vLLM V1's). Chunked prefi
 beside decodes (Agrawal et al. 2023, "SARATHI"). No tensors here.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 
 from worker.block_pool import BlockPool
@@ -15,9 +14,9 @@ from worker.deadlines import Deadlines
 from worker.ending import reason_to_end
 from worker.precedence import PrecedenceList
 from worker.scheduled import SequenceUpdate, scheduled
+from worker.scores import StepResult
 from worker.sequence import (
     FinishReason,
-    SampledToken,
     ScheduledSequence,
     SchedulerOutput,
     Sequence,
@@ -146,9 +145,7 @@ class Scheduler:
         self._step += 1
         return SchedulerOutput(self._step, tuple(entries), sum(e.num_tokens for e in entries))
 
-    def update(
-        self, output: SchedulerOutput, tokens: Mapping[int, SampledToken]
-    ) -> list[SequenceUpdate]:
+    def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """Book a step's results. Sequences that ended while it ran are passed over."""
         updates = []
         for entry in output.scheduled:
@@ -160,10 +157,14 @@ class Scheduler:
             if sequence.num_computed_tokens >= len(sequence.prompt_token_ids):
                 self._waiting.call_siblings(sequence.sequence_id)
             kv_tokens, kv_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
-            token = tokens[entry.sequence_id] if entry.draw else None
+            token = result.tokens[entry.sequence_id] if entry.draw else None
             if token is not None:
                 self._append(sequence, token.token_id)
-            updates.append(SequenceUpdate(sequence, entry, token, kv_tokens, kv_blocks))
+            scores = result.prompt_logprobs[entry.sequence_id] if entry.scoring else None
+            if scores is not None:
+                sequence.num_scored_tokens += len(scores.logprobs)
+            update = SequenceUpdate(sequence, entry, token, kv_tokens, kv_blocks, scores)
+            updates.append(update)
         return updates
 
     def check_integrity(self) -> None:

@@ -48,6 +48,7 @@ class SamplingParams:
     `end_token_ids` are EOS (unless ignored) and the request's stop ids. Presence and
     frequency penalty count the output's ids, the repetition penalty the prompt's too.
     `logprobs` alternatives are told with each token; None: not even the token's own.
+    `prompt_logprobs` is the same for the prompt's tokens.
     """
 
     temperature: float = 1.0
@@ -61,6 +62,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: LogitBias | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
 
@@ -94,6 +96,8 @@ class Sequence:
     `cache_salt` are. `block_digests` name its first full blocks. `num_given_tokens` output
     ids came with it from elsewhere. `token_counts` are kept where a penalty needs them.
     `siblings` are the request's further choices, known to the first of them alone.
+    `scores_prompt`: it tells how likely its prompt's tokens are; `num_scored_tokens` leading
+    positions have done so for the tokens after them, once and for all.
     """
 
     sequence_id: int
@@ -108,11 +112,13 @@ class Sequence:
     cache_salt: bytes = b""
     num_given_tokens: int = 0
     siblings: Ids["Sequence"] = ()
+    scores_prompt: bool = False
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
     block_digests: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0
+    num_scored_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
@@ -136,6 +142,18 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """How many leading tokens need not be computed if their K/V are there already.
+
+        Only what is computed gives logits: the last token, and what has yet to be scored.
+        """
+        needed = self.num_tokens - 1
+        if not self.scores_prompt:
+            return needed
+        unscored = self.num_scored_tokens < len(self.prompt_token_ids) - 1
+        return self.num_scored_tokens if unscored else needed
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Ids at positions [start, end) of prompt and output together."""
@@ -164,11 +182,25 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Scheduled positions whose logits tell how likely the prompt's next token was.
+
+    From `first_row` on, counted within the sequence's part of the step: one for each of
+    `next_token_ids`, of which as many alternatives are told.
+    """
+
+    first_row: int
+    next_token_ids: Ids[int]
+    num_alternatives: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledSequence:
     """What one sequence computes in one step: positions [first_position, first_position + n).
 
     `block_ids` is its block table and covers every position up to the last scheduled one.
-    `draw` is None for a chunk that ends before the sequence's last token.
+    `draw` is None for a chunk that ends before the sequence's last token, `scoring` where
+    no log-probabilities of the prompt are asked for.
     """
 
     sequence_id: int
@@ -176,6 +208,7 @@ class ScheduledSequence:
     first_position: int
     block_ids: Ids[int]
     draw: Draw | None
+    scoring: Scoring | None = None
 
     @property
     def num_tokens(self) -> int:

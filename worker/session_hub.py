@@ -20,6 +20,7 @@ from worker.translate import (
     StepFacts,
     chosen_token,
     durations_us,
+    prompt_logprobs,
     sequence_from,
     step_record,
 )
@@ -148,7 +149,8 @@ class SessionHub:
         messages: dict[Session, StepMessage],
     ) -> None:
         route = self._routes.get(update.sequence.sequence_id)
-        if route is None or not (update.token or update.sequence.trace_steps):
+        scores = update.prompt_logprobs
+        if route is None or not (update.token or scores or update.sequence.trace_steps):
             return
         session, submission = route
         choice = update.sequence.choice
@@ -159,6 +161,8 @@ class SessionHub:
                 delta.chosen.append(chosen_token(update.token))
             if update.is_first_token and choice == 0:
                 delta.cached_tokens = update.sequence.num_cached_tokens
+        if scores is not None:
+            delta.prompt_logprobs.CopyFrom(prompt_logprobs(scores))
         if begun is not None:
             delta.waiting_us, delta.prefill_us, _ = durations_us(begun)
         if update.sequence.trace_steps:

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from noria.v1 import worker_pb2
 
+# Log-probabilities of prompts that one message carries before another is begun: 16 MiB.
+_MAX_PROMPT_LOGPROBS = 1 << 21
+
 
 @dataclass(slots=True)
 class StepMessage:
@@ -13,9 +16,12 @@ class StepMessage:
     deltas: dict[tuple[int, int], worker_pb2.Delta] = field(default_factory=dict)
     terminals: list[worker_pb2.Terminal] = field(default_factory=list)
     load: worker_pb2.Load = field(default_factory=worker_pb2.Load)
+    num_prompt_logprobs: int = 0
 
     def add_delta(self, delta: worker_pb2.Delta) -> None:
         key = (delta.submit_number, delta.choice)
+        told = delta.prompt_logprobs
+        self.num_prompt_logprobs += len(told.logprobs) + len(told.alternative_ids)
         if key in self.deltas:
             self.deltas[key].MergeFrom(delta)
         else:
@@ -34,7 +40,12 @@ class StepMessage:
 
 
 def merge_steps(last: StepMessage, new: StepMessage) -> bool:
-    """Fold `new` into `last`; a delta of a submit never comes after its terminal entry."""
+    """Fold `new` into `last`; a delta of a submit never comes after its terminal entry.
+
+    False where the message would grow too large to be read.
+    """
+    if last.num_prompt_logprobs + new.num_prompt_logprobs > _MAX_PROMPT_LOGPROBS:
+        return False
     last.step_number = max(last.step_number, new.step_number)
     for delta in new.deltas.values():
         last.add_delta(delta)

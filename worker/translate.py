@@ -3,11 +3,12 @@
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
-from noria.service.limits import MAX_CACHE_SALT_BYTES, MAX_CHOICES
+from noria.service.limits import MAX_CACHE_SALT_BYTES, MAX_CHOICES, MAX_PROMPT_LOGPROBS
 from noria.v1 import common_pb2, worker_pb2
 from worker.engine_output import Account, Ended
 from worker.sampling_checks import InvalidSubmitError, ModelLimits, check_ids, sampling_from
 from worker.scheduled import SequenceUpdate
+from worker.scores import PromptLogprobs
 from worker.sequence import FinishReason, SampledToken, Sequence
 
 FINISH_REASONS = {
@@ -37,6 +38,9 @@ def sequence_from(
             "cache_salt", f"{len(submit.cache_salt)} bytes, at most {MAX_CACHE_SALT_BYTES}"
         )
     sampling = sampling_from(submit.sampling, limits)
+    scores_prompt = sampling.prompt_logprobs is not None and not any(
+        output.ids for output in submit.outputs
+    )
     deadline = now + submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None
 
     def choice(index: int, siblings: Ids[Sequence] = ()) -> Sequence:
@@ -56,6 +60,7 @@ def sequence_from(
             deadline=deadline,
             trace_steps=submit.trace_steps,
             siblings=siblings,
+            scores_prompt=scores_prompt and index == 0,
         )
 
     return choice(0, [choice(index) for index in range(1, num_choices(submit))])
@@ -82,11 +87,22 @@ def _check_lengths(submit: worker_pb2.Submit, num_prompt: int, max_model_len: in
             "sampling.min_tokens",
             f"{submit.sampling.min_tokens} is above max_tokens {submit.max_tokens}",
         )
+    _check_prompt_logprobs(submit.sampling, num_prompt)
     if num_prompt + submit.max_tokens > max_model_len:
         raise InvalidSubmitError(
             "max_tokens",
             f"{num_prompt} prompt tokens and max_tokens {submit.max_tokens} exceed the "
             f"context of {max_model_len} tokens",
+        )
+
+
+def _check_prompt_logprobs(sampling: common_pb2.SamplingParams, num_prompt: int) -> None:
+    each = 1 + sampling.prompt_logprobs
+    if sampling.HasField("prompt_logprobs") and num_prompt * each > MAX_PROMPT_LOGPROBS:
+        raise InvalidSubmitError(
+            "sampling.prompt_logprobs",
+            f"{num_prompt} prompt tokens, {each} told of for each; at most "
+            f"{MAX_PROMPT_LOGPROBS} together",
         )
 
 
@@ -137,6 +153,16 @@ def chosen_token(token: SampledToken) -> worker_pb2.ChosenToken:
             common_pb2.TokenLogprob(id=token_id, logprob=logprob)
             for token_id, logprob in token.alternatives
         ],
+    )
+
+
+def prompt_logprobs(told: PromptLogprobs) -> worker_pb2.PromptLogprobs:
+    """The next tokens of a prompt."""
+    return worker_pb2.PromptLogprobs(
+        logprobs=told.logprobs,
+        num_alternatives=told.num_alternatives,
+        alternative_ids=told.alternative_ids,
+        alternative_logprobs=told.alternative_logprobs,
     )
 
 

@@ -32,6 +32,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1_024
 # Alternatives reported for each token.
 MAX_LOGPROBS = 20
+# Tokens told of with `prompt_logprobs`: for each of the prompt itself and its alternatives.
+MAX_PROMPT_LOGPROBS = 196_608
 # Choices of a request, `n`.
 MAX_CHOICES = 16
 # Size of a model's name in UTF-8.

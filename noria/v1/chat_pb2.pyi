@@ -620,7 +620,9 @@ class StreamEvent(_message.Message):
     """StreamEvent is one event of an answer. For each choice they come in this
     order: `message_start`; for every block its `content_block_start`, any number
     of `content_block_delta` and its `content_block_stop`; `message_delta`;
-    `message_stop`. The names are those of Anthropic's Messages API.
+    `message_stop`. The names are those of Anthropic's Messages API. With
+    `prompt_logprobs` the first choice has, after its `message_start`, any number
+    of `prompt_delta`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -632,6 +634,7 @@ class StreamEvent(_message.Message):
     CONTENT_BLOCK_STOP_FIELD_NUMBER: _builtins.int
     MESSAGE_DELTA_FIELD_NUMBER: _builtins.int
     MESSAGE_STOP_FIELD_NUMBER: _builtins.int
+    PROMPT_DELTA_FIELD_NUMBER: _builtins.int
     choice: _builtins.int
     """Which answer; 0 unless n > 1."""
     @_builtins.property
@@ -658,6 +661,10 @@ class StreamEvent(_message.Message):
     def message_stop(self) -> Global___MessageStop:
         """Nothing follows."""
 
+    @_builtins.property
+    def prompt_delta(self) -> Global___PromptDelta:
+        """More of the prompt's tokens, when their log-probabilities were asked for."""
+
     def __init__(
         self,
         *,
@@ -668,16 +675,87 @@ class StreamEvent(_message.Message):
         content_block_stop: Global___ContentBlockStop | None = ...,
         message_delta: Global___MessageDelta | None = ...,
         message_stop: Global___MessageStop | None = ...,
+        prompt_delta: Global___PromptDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content_block_delta", b"content_block_delta", "content_block_start", b"content_block_start", "content_block_stop", b"content_block_stop", "event", b"event", "message_delta", b"message_delta", "message_start", b"message_start", "message_stop", b"message_stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content_block_delta", b"content_block_delta", "content_block_start", b"content_block_start", "content_block_stop", b"content_block_stop", "event", b"event", "message_delta", b"message_delta", "message_start", b"message_start", "message_stop", b"message_stop", "prompt_delta", b"prompt_delta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "content_block_delta", b"content_block_delta", "content_block_start", b"content_block_start", "content_block_stop", b"content_block_stop", "event", b"event", "message_delta", b"message_delta", "message_start", b"message_start", "message_stop", b"message_stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "content_block_delta", b"content_block_delta", "content_block_start", b"content_block_start", "content_block_stop", b"content_block_stop", "event", b"event", "message_delta", b"message_delta", "message_start", b"message_start", "message_stop", b"message_stop", "prompt_delta", b"prompt_delta"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop", "prompt_delta"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___StreamEvent: _TypeAlias = StreamEvent  # noqa: Y015
+
+@_typing.final
+class PromptDelta(_message.Message):
+    """PromptDelta carries the next tokens of the prompt. Together the deltas have
+    each of them once, in order, before the first text.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptToken]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___PromptToken] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptDelta: _TypeAlias = PromptDelta  # noqa: Y015
+
+@_typing.final
+class PromptToken(_message.Message):
+    """PromptToken describes one token of the prompt as the model saw it, those of
+    the template included.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Its id in the model's vocabulary."""
+    bytes: _builtins.bytes
+    """The token's own bytes; may be part of a character."""
+    logprob: _builtins.float
+    """Natural logarithm of its probability after the tokens before it. Absent for
+    the first, which nothing precedes.
+    """
+    @_builtins.property
+    def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenAlternative]:
+        """As many as were asked for, likeliest first; never the token itself, nor
+        tokens that are impossible.
+        """
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        bytes: _builtins.bytes = ...,
+        logprob: _builtins.float | None = ...,
+        alternatives: _abc.Iterable[Global___TokenAlternative] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "alternatives", b"alternatives", "bytes", b"bytes", "id", b"id", "logprob", b"logprob"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
+    _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
+
+Global___PromptToken: _TypeAlias = PromptToken  # noqa: Y015
 
 @_typing.final
 class MessageStart(_message.Message):
@@ -1067,6 +1145,7 @@ class ChatResponse(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As in the initial metadata."""
     model: _builtins.str
@@ -1083,6 +1162,10 @@ class ChatResponse(_message.Message):
     def timeline(self) -> _common_pb2.Timeline:
         """Where the time went."""
 
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptToken]:
+        """Every token of the prompt, when `prompt_logprobs` asked for them."""
+
     def __init__(
         self,
         *,
@@ -1091,10 +1174,11 @@ class ChatResponse(_message.Message):
         choices: _abc.Iterable[Global___Choice] | None = ...,
         usage: _common_pb2.Usage | None = ...,
         timeline: _common_pb2.Timeline | None = ...,
+        prompt_tokens: _abc.Iterable[Global___PromptToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "model", b"model", "request_id", b"request_id", "timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1175,6 +1259,7 @@ class CompletionResponse(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As in the initial metadata."""
     model: _builtins.str
@@ -1191,6 +1276,10 @@ class CompletionResponse(_message.Message):
     def timeline(self) -> _common_pb2.Timeline:
         """Where the time went."""
 
+    @_builtins.property
+    def prompt_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptToken]:
+        """Every token of the prompt, when `prompt_logprobs` asked for them."""
+
     def __init__(
         self,
         *,
@@ -1199,10 +1288,11 @@ class CompletionResponse(_message.Message):
         choices: _abc.Iterable[Global___Choice] | None = ...,
         usage: _common_pb2.Usage | None = ...,
         timeline: _common_pb2.Timeline | None = ...,
+        prompt_tokens: _abc.Iterable[Global___PromptToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "model", b"model", "request_id", b"request_id", "timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "timeline", b"timeline", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

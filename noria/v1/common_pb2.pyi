@@ -333,23 +333,30 @@ class SamplingParams(_message.Message):
     ignore_eos: _builtins.bool
     """EOS is an ordinary token: the output goes on after it. Absent: false."""
     presence_penalty: _builtins.float
-    """[-2, 2]: subtracted from the logits of ids already in the output; the
-    prompt does not count. Absent: 0 (off).
+    """[-2, 2]: subtracted once from the logit of each id that the output has
+    already, however often. The prompt does not count; stop ids and ids that
+    `ignore_eos` or `min_tokens` kept from ending the output do. Absent: 0 (off).
     """
     frequency_penalty: _builtins.float
-    """[-2, 2]: subtracted per occurrence in the output; the prompt does not
-    count. Absent: 0 (off).
+    """[-2, 2]: subtracted from the logit of an id once for each time that the
+    output has it already; counted as for `presence_penalty`. Absent: 0 (off).
     """
     repetition_penalty: _builtins.float
-    """(0, 2]: divides positive and multiplies negative logits of ids already in
-    prompt or output. Absent: 1 (off).
+    """(0, 2]: divides the logit of each id that prompt or output has already if
+    it is positive, and multiplies it if not; once, however often the id is
+    there. The prompt is all of it, the template's control tokens included.
+    Absent: 1 (off).
     """
     logprobs: _builtins.int
     """Report the log-probability of each chosen token and of this many
     alternatives. 0: the chosen token alone. Absent: nothing.
     """
     prompt_logprobs: _builtins.int
-    """The same for every prompt token."""
+    """Report the log-probability of each prompt token after the first, given the
+    ones before it, and of this many alternatives. It is the model's own:
+    `logit_bias` and penalties do not count. 0: the prompt's tokens alone.
+    Absent: nothing. The whole prompt is computed, whatever is cached of it.
+    """
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end the output like EOS."""

@@ -465,6 +465,7 @@ class Delta(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     WAITING_US_FIELD_NUMBER: _builtins.int
     PREFILL_US_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     submit_number: _builtins.int
     choice: _builtins.int
     cached_tokens: _builtins.int
@@ -489,6 +490,13 @@ class Delta(_message.Message):
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StepRecord]:
         """With `trace_steps`: one entry per step, also of steps that chose no id."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """With `prompt_logprobs`, of choice 0: the next positions of the prompt, while
+        they are computed. Each is told of once, and all before the first id; a submit
+        that has outputs has had them.
+        """
+
     def __init__(
         self,
         *,
@@ -501,10 +509,11 @@ class Delta(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         waiting_us: _builtins.int | None = ...,
         prefill_us: _builtins.int | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prefill_us", b"_prefill_us", "_waiting_us", b"_waiting_us", "cached_tokens", b"cached_tokens", "prefill_us", b"prefill_us", "waiting_us", b"waiting_us"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prefill_us", b"_prefill_us", "_waiting_us", b"_waiting_us", "cached_tokens", b"cached_tokens", "prefill_us", b"prefill_us", "prompt_logprobs", b"prompt_logprobs", "waiting_us", b"waiting_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prefill_us", b"_prefill_us", "_waiting_us", b"_waiting_us", "cached_tokens", b"cached_tokens", "choice", b"choice", "chosen", b"chosen", "finish_reason", b"finish_reason", "prefill_us", b"prefill_us", "steps", b"steps", "submit_number", b"submit_number", "token_ids", b"token_ids", "waiting_us", b"waiting_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_prefill_us", b"_prefill_us", "_waiting_us", b"_waiting_us", "cached_tokens", b"cached_tokens", "choice", b"choice", "chosen", b"chosen", "finish_reason", b"finish_reason", "prefill_us", b"prefill_us", "prompt_logprobs", b"prompt_logprobs", "steps", b"steps", "submit_number", b"submit_number", "token_ids", b"token_ids", "waiting_us", b"waiting_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
@@ -520,6 +529,50 @@ class Delta(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting_us) -> _WhichOneofReturnType__waiting_us | None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """PromptLogprobs has the log-probabilities of prompt tokens, from the second on.
+    Columns rather than a message for each: there may be thousands in a step.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_IDS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One entry per prompt token: its own."""
+
+    @_builtins.property
+    def num_alternatives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One entry per prompt token: how many of the alternatives are its."""
+
+    @_builtins.property
+    def alternative_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of all these tokens one after the other, likeliest first."""
+
+    @_builtins.property
+    def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Beside `alternative_ids`."""
+
+    def __init__(
+        self,
+        *,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        num_alternatives: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_ids: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_ids", b"alternative_ids", "alternative_logprobs", b"alternative_logprobs", "logprobs", b"logprobs", "num_alternatives", b"num_alternatives"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class ChosenToken(_message.Message):

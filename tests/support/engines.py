@@ -2,7 +2,14 @@
 
 from worker.block_pool import BlockPool
 from worker.scheduler import Scheduler
-from worker.sequence import SampledToken, SamplingParams, SchedulerOutput, Sequence
+from worker.scores import PromptLogprobs, StepResult
+from worker.sequence import (
+    SampledToken,
+    SamplingParams,
+    ScheduledSequence,
+    SchedulerOutput,
+    Sequence,
+)
 
 VOCAB = 1000
 
@@ -23,6 +30,13 @@ def expected_output(prompt: list[int], count: int) -> list[int]:
     return history[len(prompt) :]
 
 
+def score_by_name(entry: ScheduledSequence) -> PromptLogprobs:
+    """ "Log-probabilities" that say which position they are of, and which token."""
+    first = entry.first_position + entry.scoring.first_row
+    own = [float(-at) for at in range(first, first + len(entry.scoring.next_token_ids))]
+    return PromptLogprobs(own, [1] * len(own), list(entry.scoring.next_token_ids), own)
+
+
 class BlockMemory:
     """A runner that keeps each token in the slot its block table names, as a KV cache does.
 
@@ -36,10 +50,10 @@ class BlockMemory:
         self.outputs: list[SchedulerOutput] = []
         self.num_positions_fed = 0
 
-    def execute(self, output: SchedulerOutput) -> dict[int, SampledToken]:
+    def execute(self, output: SchedulerOutput) -> StepResult:
         self.outputs.append(output)
         self.num_positions_fed += output.num_tokens
-        tokens = {}
+        tokens, scores = {}, {}
         for entry in output.scheduled:
             for at, token_id in enumerate(entry.token_ids, entry.first_position):
                 self.slots[self._slot(entry.block_ids, at)] = token_id
@@ -47,7 +61,9 @@ class BlockMemory:
                 length = entry.first_position + entry.num_tokens
                 history = [self.slots[self._slot(entry.block_ids, at)] for at in range(length)]
                 tokens[entry.sequence_id] = SampledToken(next_id(history))
-        return tokens
+            if entry.scoring is not None:
+                scores[entry.sequence_id] = score_by_name(entry)
+        return StepResult(tokens, scores)
 
     def _slot(self, block_ids, position):
         return block_ids[position // self.block_size], position % self.block_size

@@ -5,6 +5,7 @@ import pytest
 from tests.support.engines import BlockMemory, expected_output, make_scheduler, make_sequence
 from worker.engine import Engine
 from worker.engine_output import TokenRate
+from worker.scores import StepResult
 from worker.sequence import FinishReason
 
 
@@ -126,9 +127,9 @@ def test_a_sequence_that_could_not_be_drawn_fails_alone(engine, clock):
     for sequence in sequences:
         engine.submit(sequence, clock.now)
     drawn = engine._runner.execute
-    engine._runner.execute = lambda output: {
-        key: token for key, token in drawn(output).items() if key != 1
-    }
+    engine._runner.execute = lambda output: StepResult(
+        {key: token for key, token in drawn(output).tokens.items() if key != 1}
+    )
     output = engine.step()
     assert output.failure is None
     assert [(e.sequence.sequence_id, e.failure) for e in output.ended] == [

@@ -8,6 +8,7 @@ from worker.model_runner import ModelRunner
 from worker.models.layers import rotate, rotation
 from worker.models.loader import open_checkpoint
 from worker.models.rope import Rope
+from worker.scores import StepResult
 
 PROMPT = [(index * 37 + 11) % VOCAB for index in range(41)]
 BLOCKS = [7, 3, 12, 1, 30, 22, 9, 15, 2, 18, 40, 5]
@@ -116,10 +117,10 @@ def test_the_runner_samples_where_a_draw_is_and_counts_positions(pair):
     engine = runner(counting)
     inner = scheduled(5, PROMPT[:9], 0, [60, 61, 62])
     undrawn = type(inner)(5, inner.token_ids, 0, inner.block_ids, None)
-    tokens = engine.execute(step(scheduled(3, PROMPT[:1], 0, [50]), undrawn,
+    result = engine.execute(step(scheduled(3, PROMPT[:1], 0, [50]), undrawn,
                                  scheduled(8, PROMPT, 0, BLOCKS)))  # fmt: skip
     greedy = {3: expected(theirs, PROMPT[:1])[-1], 8: expected(theirs, PROMPT)[-1]}
-    assert {i: token.token_id for i, token in tokens.items()} == {
+    assert {i: token.token_id for i, token in result.tokens.items()} == {
         i: int(logits.argmax()) for i, logits in greedy.items()
     }
     assert counting.rows == [2]
@@ -130,7 +131,7 @@ def test_a_step_without_draws_computes_no_logits(pair):
     counting = Counting(pair[1])
     entry = scheduled(1, PROMPT[:4], 0, [1])
     undrawn = type(entry)(1, entry.token_ids, 0, [1], None)
-    assert runner(counting).execute(step(undrawn)) == {}
+    assert runner(counting).execute(step(undrawn)) == StepResult()
     assert counting.rows == []
 
 

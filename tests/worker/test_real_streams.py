@@ -68,11 +68,11 @@ class Run:
             scheduler.add(sequence)
         fed = runner.num_positions_fed
         while (output := scheduler.schedule()) is not None:
-            tokens = runner.execute(output)
-            for update in scheduler.update(output, tokens):
+            result = runner.execute(output)
+            for update in scheduler.update(output, result):
                 if update.sequence.finish_reason is not None:
                     self.finished_after[update.sequence.sequence_id] = output.step
-            for sequence_id, token in tokens.items():
+            for sequence_id, token in result.tokens.items():
                 self.tokens[sequence_id].append(token)
             self.steps.append(output)
         scheduler.check_integrity()

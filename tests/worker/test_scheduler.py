@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.engines import BlockMemory, expected_output, make_scheduler, make_sequence
+from worker.scores import StepResult
 from worker.sequence import FinishReason, SampledToken, SequenceStatus
 
 
@@ -194,7 +195,7 @@ def test_eos_counts_only_after_min_tokens():
     scheduler.add(sequence)
     for _ in range(3):
         output = scheduler.schedule()
-        scheduler.update(output, {1: SampledToken(3)})
+        scheduler.update(output, StepResult({1: SampledToken(3)}))
     assert sequence.output_token_ids == [3, 3, 3]
     assert sequence.finish_reason is FinishReason.EOS
 
@@ -217,7 +218,7 @@ def test_a_sequence_that_ended_during_the_step_is_passed_over():
     scheduler.add(make_sequence(1))
     output = scheduler.schedule()
     scheduler.finish(1, FinishReason.ABORTED)
-    assert scheduler.update(output, {1: SampledToken(4)}) == []
+    assert scheduler.update(output, StepResult({1: SampledToken(4)})) == []
     assert scheduler.pool.num_used == 0
 
 

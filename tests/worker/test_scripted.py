@@ -92,7 +92,7 @@ def test_a_wrong_block_is_noticed(what):
     else:
         harness.cache._states[:] += 1
         output = harness.scheduler.schedule()
-        assert harness.runner.execute(output)[1].token_id != 8
+        assert harness.runner.execute(output).tokens[1].token_id != 8
 
 
 def test_logits_give_the_scripted_id_all_the_probability():

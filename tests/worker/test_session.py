@@ -5,6 +5,7 @@ import pytest
 from noria.v1 import common_pb2, worker_pb2
 from tests.support.engines import BlockMemory, make_scheduler
 from worker.engine import Engine
+from worker.scores import StepResult
 from worker.session import SessionProtocolError
 from worker.session_hub import SessionHub
 from worker.translate import ModelLimits
@@ -254,9 +255,9 @@ async def test_an_abort_ends_all_choices_with_one_entry(engine, hub):
 
 async def test_a_choice_that_fails_takes_its_request_with_it_and_no_other(engine, hub):
     drawn = engine.engine._runner.execute
-    engine.engine._runner.execute = lambda output: {
-        key: token for key, token in drawn(output).items() if key != 2
-    }
+    engine.engine._runner.execute = lambda output: StepResult(
+        {key: token for key, token in drawn(output).tokens.items() if key != 2}
+    )
     with hub.session() as session:
         session.submit(submit(1, n=3, max_tokens=50))
         session.submit(submit(2, max_tokens=50))

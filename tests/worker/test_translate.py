@@ -100,7 +100,8 @@ def test_everything_given_arrives():
         (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias",
          "1025 entries given, at most 1024"),
         (sampling(logprobs=21), "sampling.logprobs", "21 alternatives given, at most 20"),
-        (sampling(prompt_logprobs=0), "sampling.prompt_logprobs", "not supported"),
+        (sampling(prompt_logprobs=21), "sampling.prompt_logprobs",
+         "21 alternatives given, at most 20"),
     ],
 )  # fmt: skip
 def test_a_bad_submit_is_refused_by_field(message, field, says):

@@ -1,5 +1,6 @@
 """Open a model: a GGUF file, or a Hugging Face folder."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,47 +8,61 @@ import torch
 
 from noria.service.gguf_file import read_gguf
 from worker.attention.base import AttentionBackend
-from worker.models.base import Model, ModelFamily
+from worker.models.base import Model, ModelFamily, Parameter
 from worker.models.config import DecoderConfig
 from worker.models.gguf_config import read_gguf_config
-from worker.models.hf_config import read_hf_config
-from worker.models.registry import family_of
-from worker.models.weights import Progress, WeightSource, expected_shapes, load_parameters
-
-
-def _silent(done: int, total: int) -> None:
-    del done, total
+from worker.models.hf_config import hf_architecture, read_hf_config, read_object
+from worker.models.registry import HF_ARCHITECTURES, family_of
+from worker.models.safetensors_weights import SafetensorsWeights
+from worker.models.transformers_checkpoint import TransformersCheckpoint, open_with_transformers
+from worker.models.weights import (
+    Progress,
+    WeightSource,
+    expected_shapes,
+    load_parameters,
+    silent,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model's description and its weights, opened but not read."""
+    """A model of a family built here: its description and its weights, opened but not read."""
 
     config: DecoderConfig
     family: ModelFamily
     source: WeightSource
 
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """What the weights take in memory once they are read."""
+        kept = [(p, torch.float32 if p.from_one else dtype) for p in self._parameters()]
+        return sum(math.prod(parameter.shape) * kind.itemsize for parameter, kind in kept)
+
     def load(
-        self, dtype: torch.dtype = torch.float32, progress: Progress = _silent
+        self, dtype: torch.dtype = torch.float32, progress: Progress = silent
     ) -> Model[AttentionBackend]:
         """Read the weights in `dtype`; `progress` gets (tensors read, tensors in all).
 
         Raises WeightsError, before reading, if the weights do not fit the config.
         """
-        parameters = self.family.parameters(self.config)
-        return self.family.build(
-            self.config, load_parameters(parameters, self.source, dtype, progress)
-        )
+        parameters = load_parameters(self._parameters(), self.source, dtype, progress)
+        return self.family.build(self.config, parameters)
+
+    def _parameters(self) -> list[Parameter]:
+        return self.family.parameters(self.config)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Raises ConfigError, WeightsError or GGUFError (all ValueError) with the reason, OSError."""
+def open_checkpoint(path: Path) -> Checkpoint | TransformersCheckpoint:
+    """A GGUF file, or a Hugging Face folder; `transformers` for what has no family here.
+
+    Raises ConfigError, WeightsError or GGUFError (all ValueError) with the reason, OSError.
+    """
     return _open_folder(path) if path.is_dir() else _open_gguf(path)
 
 
-def _open_folder(folder: Path) -> Checkpoint:
-    from worker.models.safetensors_weights import SafetensorsWeights
-
+def _open_folder(folder: Path) -> Checkpoint | TransformersCheckpoint:
+    where, values = str(folder / "config.json"), read_object(folder / "config.json")
+    if hf_architecture(where, values) not in HF_ARCHITECTURES:
+        return open_with_transformers(folder)
     config = read_hf_config(folder)
     family, source = family_of(config.architecture), SafetensorsWeights(folder)
     config.check_num_layers(len(source.shapes()))

@@ -16,6 +16,11 @@ _MAX_READERS = 8
 _MAX_NAMED = 5
 
 
+def silent(done: int, total: int) -> None:
+    """A Progress that tells nobody."""
+    del done, total
+
+
 class WeightsError(ValueError):
     """The checkpoint does not hold what the model's config describes."""
 
@@ -67,7 +72,7 @@ def check_shapes(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> N
         if name in found and found[name] != shape
     ]
     faults = [
-        f"{kind}: {', '.join(names[:_MAX_NAMED])}" + _more(names)
+        f"{kind}: {first_few(names)}"
         for kind, names in (("missing", missing), ("surplus", surplus), ("shape", differing))
         if names
     ]
@@ -75,8 +80,9 @@ def check_shapes(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> N
         raise WeightsError("weights do not fit the config: " + "; ".join(faults))
 
 
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+def first_few(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _joined(
