@@ -11,32 +11,19 @@ import click
 from rich.console import Console
 
 from bench.load.arrivals import Arrivals, ClosedLoop, poisson, replayed
-from bench.load.distributions import FORMS, DistributionError, Lengths, parse_lengths
+from bench.load.distributions import FORMS
 from bench.load.runner import Run
 from bench.load.summary import Objective, summarize
 from bench.load.view import summary_table
 from bench.load.workload import Workload
 from bench.measure import Server, measured
+from bench.options import LENGTHS
 from bench.quick import quick
+from bench.sweep import sweep
 from noria.client.connection import find_api_key
 
 _SHARE = click.FloatRange(0, 1)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
-
-
-class _LengthsType(click.ParamType[Lengths]):
-    name = "lengths"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Lengths:
-        if isinstance(value, Lengths):
-            return value
-        try:
-            return parse_lengths(value)
-        except DistributionError as error:
-            self.fail(str(error), param, ctx)
-
-
-LENGTHS = _LengthsType()
 
 
 @click.group(invoke_without_command=True)
@@ -144,4 +131,5 @@ def _described(arrivals: Arrivals) -> str:
     return f"open loop, {rate:.2f} a second"
 
 
-bench.add_command(quick)
+for _command in (quick, sweep):
+    bench.add_command(_command)
