@@ -19,7 +19,8 @@ def plot_sweep(points: "Sequence[Point]", path: Path) -> None:
     sizes = [point.size for point in points]
     rates = [point.summary.output_tokens_per_s for point in points]
     growth.plot(sizes, rates, marker="o", color=ACCENT)
-    growth.set(xscale="log", xlabel="sequences in the batch", ylabel="output tokens/s", ylim=0)
+    growth.set_xscale("log", base=2)
+    growth.set(xlabel="sequences in the batch", ylabel="output tokens/s", ylim=0)
     growth.set_xticks(sizes, [str(size) for size in sizes])
     growth.grid(color="#e5e5e5")
     _draw_price(price, points, rates)
