@@ -52,7 +52,7 @@ class Answer:
     def on_placed(self, worker_id: str, routing_note: str) -> None:
         self._record.placed(worker_id, routing_note)
         for choice in self.choices:
-            choice.forget_steps()
+            choice.begin_attempt()
             if not self._started:
                 choice.start()
         self._started = True

@@ -20,7 +20,14 @@ from router.interrupt import Interrupt
 from router.queue import RequestQueue
 from router.record import RequestRecord
 from router.registry import ModelLimits, Registry
-from router.requests import EncodedPrompt, Generation, GenerationInput, Prompt, check_min_tokens
+from router.requests import (
+    EncodedPrompt,
+    Generation,
+    GenerationInput,
+    Prompt,
+    check_min_tokens,
+    check_prompt_logprobs,
+)
 from router.token_stream import TokenStream
 
 
@@ -71,7 +78,11 @@ class Chats:
             prompt = await self.encoded(call, chat)
             generation = self._generation(call, chat, limits, prompt)
             head = AnswerHead(
-                call.record.request_id, limits.model, len(prompt.token_ids), chat.stop_sequences
+                call.record.request_id,
+                limits.model,
+                prompt.token_ids,
+                chat.stop_sequences,
+                tells_prompt=chat.sampling.prompt_logprobs is not None,
             )
             answer = Answer(
                 head, call.record, call.delivery, call.interrupt.set, generation.num_choices
@@ -110,6 +121,7 @@ class Chats:
     ) -> Generation:
         max_tokens = allowed_tokens(chat.max_tokens, len(prompt.token_ids), limits)
         check_min_tokens(chat.sampling.min_tokens, max_tokens)
+        check_prompt_logprobs(chat.sampling.prompt_logprobs, len(prompt.token_ids))
         seed = self.seed_source() if chat.seed is None else chat.seed
         call.record.seed = seed
         return Generation(

@@ -10,9 +10,11 @@ from router.delivery import Delivery
 from router.events import (
     BlockStart,
     BlockStop,
+    Event,
     MessageEnd,
     MessageStart,
     MessageStop,
+    PromptDelta,
     StopReason,
     TextDelta,
     TokenInfo,
@@ -26,6 +28,9 @@ _STOP_REASONS = {
     Finish.LENGTH: StopReason.MAX_TOKENS,
     Finish.STOP_ID: StopReason.STOP_SEQUENCE,
 }
+
+# So many are turned into one message, between which others have their turn.
+_PROMPT_TOKENS_PER_EVENT = 64
 
 
 class IdsToText(Protocol):
@@ -46,12 +51,13 @@ class WholeAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What stands before the first token."""
+    """What stands before the first token; `tells_prompt`: the first choice tells of its ids."""
 
     request_id: str
     model: str
-    input_tokens: int
+    prompt_token_ids: Sequence[int]
     stop_sequences: tuple[str, ...]
+    tells_prompt: bool = False
 
 
 class ChoiceAnswer:
@@ -86,24 +92,28 @@ class ChoiceAnswer:
     def start(self) -> None:
         """The request has left the queue."""
         head = self._head
-        start = MessageStart(head.request_id, head.model, head.input_tokens, self._index)
+        input_tokens = len(head.prompt_token_ids)
+        start = MessageStart(head.request_id, head.model, input_tokens, self._index)
         self._delivery.put(start)
+        if head.tells_prompt and not self._index:
+            self._feed((), self._infos.begin_prompt(head.prompt_token_ids))
 
-    def forget_steps(self) -> None:
+    def begin_attempt(self) -> None:
         """Records of an attempt that was given up stay untold."""
         self._steps.clear()
+        self._infos.begin_attempt()
 
     # From the worker.
 
     def on_tokens(self, new: NewTokens) -> None:
-        wanted = self._infos.add(self._num_ids, new.token_ids, new.chosen)
+        wanted = self._infos.add_prompt(new.prompt)
+        wanted += self._infos.add(self._num_ids, new.token_ids, new.chosen)
         accounted = self._num_ids
         for step in new.steps:
             accounted += step.chose_token
             self._steps.append((accounted, step.record))
         self._num_ids += len(new.token_ids)
-        if self.slot is not None and not self.ended:
-            self.slot.feed(new.token_ids[:-1] if new.last_is_end else new.token_ids, wanted)
+        self._feed(new.token_ids[:-1] if new.last_is_end else new.token_ids, wanted)
 
     def on_finished(self, finish: Finish) -> None:
         """All ids are there."""
@@ -117,6 +127,7 @@ class ChoiceAnswer:
         if self.ended:
             return
         self._infos.add_pieces(pieces)
+        self._tell_prompt(self._infos.take_prompt())
         infos = self._infos.take(num_ids)
         if text or infos:
             self._record.has_text_of(num_ids, self._index)
@@ -140,6 +151,15 @@ class ChoiceAnswer:
 
     def on_failed(self, error: RequestError) -> None:
         self._whole.on_failed(error)
+
+    def _feed(self, token_ids: Sequence[int], wanted_ids: Sequence[int]) -> None:
+        if self.slot is not None and not self.ended:
+            self.slot.feed(token_ids, wanted_ids)
+
+    def _tell_prompt(self, tokens: list[TokenInfo]) -> None:
+        for first in range(0, len(tokens), _PROMPT_TOKENS_PER_EVENT):
+            part = tokens[first : first + _PROMPT_TOKENS_PER_EVENT]
+            self._put(PromptDelta(part, self._index))
 
     def _end(
         self,
@@ -169,7 +189,10 @@ class ChoiceAnswer:
 
     def _put_delta(self, text: str, steps: list[object], infos: list[TokenInfo]) -> None:
         self._begin_block()
-        self._delivery.put(TextDelta(text, steps, infos, self._index))
+        self._put(TextDelta(text, steps, infos, self._index))
+
+    def _put(self, event: Event) -> None:
+        self._delivery.put(event)
         overdue = self._delivery.overdue()
         if overdue is not None:
             self.on_failed(overdue)

@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 
 from noria.v1 import chat_pb2, common_pb2
 from router import wire_events
-from router.events import Event, MessageEnd, MessageStart, TextDelta, TokenInfo
+from router.events import (
+    Event,
+    MessageEnd,
+    MessageStart,
+    PromptDelta,
+    TextDelta,
+    TokenInfo,
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +35,7 @@ class CollectedAnswer:
     def __init__(self) -> None:
         self._start: MessageStart | None = None
         self._choices: dict[int, _Choice] = {}
+        self._prompt: list[TokenInfo] = []
         self._timeline = common_pb2.Timeline()
 
     def add(self, event: Event, told: chat_pb2.StreamEvent) -> None:
@@ -35,6 +43,8 @@ class CollectedAnswer:
         match event:
             case MessageStart():
                 self._start = event
+            case PromptDelta():
+                self._prompt += event.tokens
             case TextDelta():
                 choice.texts.append(event.text)
                 choice.steps += event.steps
@@ -53,5 +63,6 @@ class CollectedAnswer:
         response.request_id = self._start.request_id
         response.model = self._start.model
         response.choices.extend(self._choices[i].to_proto() for i in sorted(self._choices))
+        response.prompt_tokens.extend(map(wire_events.prompt_token, self._prompt))
         response.usage.CopyFrom(self._timeline.usage)
         response.timeline.CopyFrom(self._timeline)

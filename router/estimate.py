@@ -6,7 +6,7 @@ from noria.reasons import RequestError
 from router.chat import Call, Chats, allowed_tokens
 from router.policy import Need
 from router.registry import ModelLimits
-from router.requests import GenerationInput, check_min_tokens
+from router.requests import GenerationInput, check_min_tokens, check_prompt_logprobs
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ async def estimate(chats: Chats, call: Call, chat: GenerationInput, result: Esti
 def _price(result: Estimate, chat: GenerationInput, limits: ModelLimits) -> None:
     result.max_tokens = allowed_tokens(chat.max_tokens, result.input_tokens, limits)
     check_min_tokens(chat.sampling.min_tokens, result.max_tokens)
+    check_prompt_logprobs(chat.sampling.prompt_logprobs, result.input_tokens)
     result.reserved_tokens = result.input_tokens + chat.num_choices * result.max_tokens
 
 

@@ -49,12 +49,23 @@ class TokenAlternative:
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """An output id, its own bytes and log-probability; likeliest alternatives first."""
+    """An id, its own bytes and log-probability; likeliest alternatives first.
+
+    The first id of a prompt has no log-probability.
+    """
 
     token_id: int
     piece: bytes
-    logprob: float
+    logprob: float | None
     alternatives: list[TokenAlternative]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDelta:
+    """The next ids of the prompt."""
+
+    tokens: list[TokenInfo]
+    choice: int = 0
 
 
 @dataclass(slots=True)
@@ -98,7 +109,7 @@ class MessageStop:
     choice: int = 0
 
 
-Event = MessageStart | BlockStart | TextDelta | BlockStop | MessageEnd | MessageStop
+Event = MessageStart | PromptDelta | BlockStart | TextDelta | BlockStop | MessageEnd | MessageStop
 
 # What a record or an event weighs in an outbox beside its text, in bytes, roughly.
 _RECORD_BYTES = 128
@@ -118,7 +129,10 @@ def merge_events(last: Event, new: Event) -> bool:
 
 
 def event_bytes(event: Event) -> int:
-    """About how much memory an event holds."""
+    """About how much memory an event holds that a client must read in time.
+
+    What is told of a prompt comes at once however fast it is read; the request bounds it.
+    """
     if isinstance(event, TextDelta):
         tokens = sum(1 + len(token.alternatives) for token in event.tokens)
         records = _RECORD_BYTES * (1 + len(event.steps))

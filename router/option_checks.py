@@ -34,9 +34,6 @@ def check_counts(spec: Spec) -> None:
 def refuse_unsupported(spec: Spec) -> None:
     """Raises UNSUPPORTED, or INVALID_FIELD for a value that no version would take."""
     sampling = spec.sampling
-    at_most("sampling.prompt_logprobs", sampling.prompt_logprobs, limits.MAX_LOGPROBS, "tokens")
-    if sampling.HasField("prompt_logprobs"):
-        raise unsupported("sampling.prompt_logprobs")
     if sampling.structured_output.WhichOneof("grammar") is not None:
         raise unsupported("sampling.structured_output")
 
@@ -88,6 +85,8 @@ def _sampling(params: common_pb2.SamplingParams) -> Sampling:
     _in_range("sampling.frequency_penalty", params.frequency_penalty, -2, 2)
     _in_range("sampling.repetition_penalty", repetition, 0, 2, above=True)
     at_most("sampling.logprobs", params.logprobs, limits.MAX_LOGPROBS, "alternatives")
+    of_prompt = params.prompt_logprobs
+    at_most("sampling.prompt_logprobs", of_prompt, limits.MAX_LOGPROBS, "alternatives")
     return Sampling(
         temperature=temperature,
         top_p=top_p,
@@ -99,6 +98,7 @@ def _sampling(params: common_pb2.SamplingParams) -> Sampling:
         repetition_penalty=repetition,
         logit_bias=_logit_bias(params.logit_bias),
         logprobs=params.logprobs if params.HasField("logprobs") else None,
+        prompt_logprobs=of_prompt if params.HasField("prompt_logprobs") else None,
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
     )

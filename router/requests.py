@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from noria.reasons import invalid_field
+from noria.service.limits import MAX_PROMPT_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Sampling:
     """How each token is chosen; every value is in its range.
 
     `logprobs` is how many alternatives are told of; None: not even the chosen id's own.
+    `prompt_logprobs` is the same for the prompt's ids.
     """
 
     temperature: float = 1.0
@@ -57,6 +59,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
@@ -123,6 +126,17 @@ def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     if min_tokens > max_tokens:
         problem = f"{min_tokens}; at most max_tokens, which is {max_tokens}"
         raise invalid_field("sampling.min_tokens", problem)
+
+
+def check_prompt_logprobs(alternatives: int | None, prompt_tokens: int) -> None:
+    """Raises INVALID_FIELD if more would be told of a prompt than a request may ask for."""
+    told = 0 if alternatives is None else prompt_tokens * (1 + alternatives)
+    if told > MAX_PROMPT_LOGPROBS:
+        problem = (
+            f"{prompt_tokens} prompt tokens and {alternatives} alternatives for each are "
+            f"{told}; at most {MAX_PROMPT_LOGPROBS}"
+        )
+        raise invalid_field("sampling.prompt_logprobs", problem)
 
 
 def check_ids(token_ids: Sequence[int], vocab_size: int) -> Sequence[int]:

@@ -10,6 +10,7 @@ from router.events import (
     Event,
     MessageEnd,
     MessageStart,
+    PromptDelta,
     StopReason,
     TextDelta,
     TokenInfo,
@@ -39,6 +40,9 @@ def _stream_event(event: Event) -> chat_pb2.StreamEvent:
             usage=common_pb2.Usage(input_tokens=event.input_tokens),
         )
         return chat_pb2.StreamEvent(message_start=start)
+    if isinstance(event, PromptDelta):
+        prompt = chat_pb2.PromptDelta(tokens=map(prompt_token, event.tokens))
+        return chat_pb2.StreamEvent(prompt_delta=prompt)
     if isinstance(event, BlockStart):
         block = chat_pb2.ContentBlock(text=chat_pb2.TextBlock())
         return chat_pb2.StreamEvent(
@@ -64,13 +68,30 @@ def _text_delta(event: TextDelta) -> chat_pb2.ContentBlockDelta:
 
 def token_info(token: TokenInfo) -> chat_pb2.TokenInfo:
     """What is told of one token of the output."""
-    alternatives = [
+    return chat_pb2.TokenInfo(
+        id=token.token_id,
+        bytes=token.piece,
+        # Only the first of a prompt has none.
+        logprob=token.logprob or 0.0,
+        alternatives=_alternatives(token),
+    )
+
+
+def prompt_token(token: TokenInfo) -> chat_pb2.PromptToken:
+    """What is told of one token of the prompt."""
+    return chat_pb2.PromptToken(
+        id=token.token_id,
+        bytes=token.piece,
+        logprob=token.logprob,
+        alternatives=_alternatives(token),
+    )
+
+
+def _alternatives(token: TokenInfo) -> list[chat_pb2.TokenAlternative]:
+    return [
         chat_pb2.TokenAlternative(id=other.token_id, bytes=other.piece, logprob=other.logprob)
         for other in token.alternatives
     ]
-    return chat_pb2.TokenInfo(
-        id=token.token_id, bytes=token.piece, logprob=token.logprob, alternatives=alternatives
-    )
 
 
 def step_records(steps: Sequence[object]) -> list[common_pb2.StepRecord]:

@@ -1,6 +1,7 @@
 """Translations between the router's plain data and a worker's messages."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from noria.v1 import common_pb2, worker_pb2
 from router.requests import Generation, Sampling
@@ -59,6 +60,7 @@ def _sampling(sampling: Sampling, seed: int) -> common_pb2.SamplingParams:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
     )
@@ -108,12 +110,21 @@ def new_tokens(delta: worker_pb2.Delta, finishes: Sequence[Finish]) -> NewTokens
         choice=delta.choice,
         chosen=[_chosen_token(chosen) for chosen in delta.chosen],
         finish=early,
+        prompt=_prompt_tokens(delta.prompt_logprobs),
     )
 
 
 def _chosen_token(chosen: worker_pb2.ChosenToken) -> ChosenToken:
     alternatives = [(other.id, other.logprob) for other in chosen.alternatives]
     return ChosenToken(chosen.logprob, alternatives)
+
+
+def _prompt_tokens(told: worker_pb2.PromptLogprobs) -> list[ChosenToken]:
+    others = zip(told.alternative_ids, told.alternative_logprobs, strict=True)
+    return [
+        ChosenToken(own, list(islice(others, count)))
+        for own, count in zip(told.logprobs, told.num_alternatives, strict=True)
+    ]
 
 
 def finishes_of(step: worker_pb2.Step) -> dict[int, tuple[Finish, ...]]:

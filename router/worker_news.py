@@ -36,9 +36,12 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class ChosenToken:
-    """A chosen id's natural log-probability, and (id, log-probability) of alternatives."""
+    """An id's natural log-probability, and (id, log-probability) of alternatives.
 
-    logprob: float
+    The id was chosen, or is the prompt's. Nothing precedes the first of the prompt: None.
+    """
+
+    logprob: float | None
     alternatives: Sequence[tuple[int, float]]
 
 
@@ -50,6 +53,7 @@ class NewTokens:
     `durations_us` (of waiting and prefill) with the first id, as does `cached_tokens`.
     `last_is_end`: the last id is EOS or a stop id, and ended the output. `chosen` is empty,
     or has an entry for each id. `finish`: why the choice ended while others go on.
+    `prompt` has the next ids of the prompt, from the second on, if they are to be told of.
     """
 
     token_ids: Sequence[int]
@@ -61,6 +65,7 @@ class NewTokens:
     choice: int = 0
     chosen: Sequence[ChosenToken] = ()
     finish: Finish | None = None
+    prompt: Sequence[ChosenToken] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ class ChatOptions(TypedDict, total=False):
     `stop_sequences`, and at any of `stop_token_ids`, both once there are `min_tokens`;
     `ignore_eos` goes on after the model's own end. Control tokens are left out of the
     text unless `skip_special_tokens` is False. `n` asks for as many answers. `logprobs`
-    asks for each token's log-probability and that of as many alternatives, at most 20.
+    asks for each token's log-probability and that of as many alternatives, at most 20;
+    `prompt_logprobs` asks the same of the prompt's tokens.
     A higher `priority` is more urgent. `trace_steps` asks for the engine's record of
     each step. `timeout` in seconds replaces the client's.
     """
@@ -46,6 +47,7 @@ class ChatOptions(TypedDict, total=False):
     repetition_penalty: float | None
     logit_bias: Mapping[int, float]
     logprobs: int | None
+    prompt_logprobs: int | None
     n: int | None
     seed: int | None
     stop_sequences: Sequence[str]
@@ -67,6 +69,7 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
     "logprobs",
+    "prompt_logprobs",
     "seed",
     "min_tokens",
     "ignore_eos",

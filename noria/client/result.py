@@ -1,5 +1,6 @@
 """An answer, and how it is put together from a stream's events."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,7 +47,8 @@ class ChatChoice:
 class ChatResult:
     """A whole answer: the first of `choices`, of which there are `n`.
 
-    `usage` is that of all choices together; the prompt counts once.
+    `usage` is that of all choices together; the prompt counts once. `prompt_tokens` has what
+    was told of each prompt token, where `prompt_logprobs` asked for it.
     """
 
     text: str
@@ -57,13 +59,19 @@ class ChatResult:
     model: str
     timeline: common_pb2.Timeline
     choices: tuple[ChatChoice, ...] = ()
+    prompt_tokens: tuple[chat_pb2.PromptToken, ...] = ()
 
 
 def result_of(response: chat_pb2.ChatResponse) -> ChatResult:
     """A unary answer."""
     choices = tuple(_choice(choice) for choice in response.choices)
     return _result(
-        choices, Usage.of(response.usage), response.request_id, response.model, response.timeline
+        choices,
+        Usage.of(response.usage),
+        response.request_id,
+        response.model,
+        response.timeline,
+        response.prompt_tokens,
     )
 
 
@@ -83,6 +91,7 @@ def _result(
     request_id: str,
     model: str,
     timeline: common_pb2.Timeline,
+    prompt_tokens: Iterable[chat_pb2.PromptToken],
 ) -> ChatResult:
     first = choices[0] if choices else ChatChoice("", "unspecified", None, Usage())
     return ChatResult(
@@ -94,6 +103,7 @@ def _result(
         model=model,
         timeline=timeline,
         choices=choices,
+        prompt_tokens=tuple(prompt_tokens),
     )
 
 
@@ -140,6 +150,7 @@ class AnswerBuilder:
         self._start = chat_pb2.MessageStart()
         self._timeline = common_pb2.Timeline()
         self._choices: dict[int, _ChoiceBuilder] = {}
+        self._prompt_tokens: list[chat_pb2.PromptToken] = []
 
     @property
     def stopped(self) -> bool:
@@ -153,13 +164,21 @@ class AnswerBuilder:
             self._start = event.message_start
         if event.message_delta.HasField("timeline"):
             self._timeline = event.message_delta.timeline
+        self._prompt_tokens += event.prompt_delta.tokens
         self._choices.setdefault(event.choice, _ChoiceBuilder()).add(event)
 
     def result(self, request_id: str) -> ChatResult:
         """The answer so far."""
         choices = tuple(self._choices[index].choice() for index in sorted(self._choices))
         request_id = self._start.request_id or request_id
-        return _result(choices, _whole(choices), request_id, self._start.model, self._timeline)
+        return _result(
+            choices,
+            _whole(choices),
+            request_id,
+            self._start.model,
+            self._timeline,
+            self._prompt_tokens,
+        )
 
 
 def _whole(choices: tuple[ChatChoice, ...]) -> Usage:

@@ -51,7 +51,8 @@ MIN_PRIORITY = -100
 DEFAULT_DEADLINE_S = 600.0
 # A stream on which something has waited unread for this long ends with `SLOW_READER`.
 SLOW_READER_SECONDS = 30.0
-# A stream on which this much waits unread ends with `SLOW_READER`.
+# A stream on which this much waits unread ends with `SLOW_READER`; what `prompt_logprobs`
+# asked for does not count.
 SLOW_READER_BYTES = 1024 * 1024
 
 # Between the services; clients never meet these.

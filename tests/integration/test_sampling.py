@@ -131,6 +131,7 @@ async def test_tiny_temperatures_are_the_greedy_choice(stack, temperature):
         {"logit_bias": dict.fromkeys(range(1025), 0.5)},
         {"stop_token_ids": [VOCAB]},
         *[{"logprobs": value} for value in (21, 16384, 49153, 1_000_000)],
+        {"prompt_logprobs": 21},
         {"n": 0},
         {"n": 17},
         {"max_tokens": 0},
@@ -210,3 +211,26 @@ async def test_tokens_are_told_with_bytes_that_make_up_the_text(stack):
         events = [event async for event in stream.events()]
     streamed = [t for e in events if e.choice == 1 for t in e.content_block_delta.tokens]
     assert tuple(streamed) == result.choices[1].tokens
+
+
+async def test_the_prompt_is_told_of_once_whatever_is_cached_and_however_many_answer(stack):
+    plain = await ask(stack, prompt_logprobs=None)
+    told = await ask(stack, prompt_logprobs=2, n=3, max_tokens=3)
+    first, *others = told.prompt_tokens
+    assert len(told.prompt_tokens) == told.usage.input_tokens == plain.usage.input_tokens
+    assert QUESTION in b"".join(token.bytes for token in told.prompt_tokens).decode()
+    assert not first.HasField("logprob")
+    assert all(token.HasField("logprob") and token.logprob <= 0 for token in others)
+    for token in others:
+        # The scripted model thinks of four ids at most; few of them are the prompt's.
+        shares = [other.logprob for other in token.alternatives]
+        assert len(shares) <= 2
+        assert shares == sorted(shares, reverse=True)
+        assert token.id not in {other.id for other in token.alternatives}
+    assert told.usage.cached_tokens == 0
+    async with stack.client.stream_chat(QUESTION, max_tokens=3, prompt_logprobs=2) as stream:
+        async for _ in stream:
+            pass
+    assert stream.result.prompt_tokens == told.prompt_tokens
+    assert (await ask(stack)).usage.cached_tokens > 0
+    await until(lambda: set(stack.held().values()) == {0})

@@ -37,6 +37,7 @@ def test_every_option_arrives_on_the_wire():
         "min_tokens": 2, "ignore_eos": True, "skip_special_tokens": False, "priority": -1,
         "trace_steps": True, "min_p": 0.125, "presence_penalty": -2, "frequency_penalty": 0.5,
         "repetition_penalty": 1.5, "logit_bias": {7: -100, 0: 0.5}, "logprobs": 0, "n": 3,
+        "prompt_logprobs": 0,
     }  # fmt: skip
     assert options.keys() == ChatOptions.__annotations__.keys() - {"timeout"}
     spec = chat_spec("hi", options)

@@ -79,7 +79,6 @@ UNSUPPORTED = [
         "tool_choice",
     ),
     (spec(thinking=True), "thinking"),
-    (spec(prompt_logprobs=0), "sampling.prompt_logprobs"),
     (spec(structured_output=GRAMMAR), "sampling.structured_output"),
     (with_message(blocks=[text("x"), TOOL_USE]), "messages[0].content[1].tool_use"),
     (with_message(blocks=[THINKING]), "messages[0].content[0].thinking"),
