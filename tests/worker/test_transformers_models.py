@@ -92,8 +92,8 @@ def test_the_runner_samples_from_it(pair):
     forward = Forward(ours)
     runner = ModelRunner(ours, forward.backend, forward.block_size)
     runner.warm_up()
-    tokens = runner.execute(step(scheduled(1, PROMPT, 0, BLOCKS)))
-    assert tokens[1].token_id == int(expected(theirs, PROMPT)[-1].argmax())
+    result = runner.execute(step(scheduled(1, PROMPT, 0, BLOCKS)))
+    assert result.tokens[1].token_id == int(expected(theirs, PROMPT)[-1].argmax())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
