@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import structlog
@@ -14,8 +13,10 @@ from noria.reasons import Reason, RequestError
 from noria.service.channel import connection_age
 from noria.service.guard import GuardedRequests
 from noria.service.limits import MAX_CHAT_BYTES
+from noria.service.log import loop_end
 from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
+from noria.service.tasks import keep_running
 from noria.v1 import chat_pb2, chat_pb2_grpc
 from router.auth import ApiKey, KeyRing, Keys, Tenant
 from router.calls import Admission, Calls, Metadata
@@ -24,8 +25,8 @@ from router.config import RouterConfig
 from router.connection import background
 from router.dispatch import Dispatcher
 from router.keys_file import KeysFile
-from router.keys_format import KeysFormatError
 from router.live import LiveRequests
+from router.loops import Loops
 from router.metrics import RouterMetrics, RouterState
 from router.queue import RequestQueue
 from router.registry import Registry
@@ -73,13 +74,13 @@ class Router:
             config.max_queued_requests, config.max_queued_tokens, clock
         )
         self._dispatcher = Dispatcher(self._queue, self.registry, clock)
-        self._stalls = StallWatch(self.registry, self._dispatcher.dispatch, clock)
-        self._keys_file = _keys_file(config)
-        self._keys = KeyRing(_first_keys(config, self._keys_file))
+        keys_file = _keys_file(config)
+        self._keys = KeyRing(_first_keys(config, keys_file))
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
         self._tokenizer = self._new_tokenizer()
         self._servicer = self._new_servicer(seed_source)
+        self._loops = self._new_loops(keys_file)
 
     def held(self) -> dict[str, int]:
         """Everything held for requests right now, by kind; all zero at rest."""
@@ -116,26 +117,29 @@ class Router:
     def guard(self) -> GuardedRequests:
         """Parses what clients send once their key is known, and no more than a chat may hold."""
 
-        def may_parse(method: str, metadata: Metadata) -> bool:
+        def refusal(method: str, metadata: Metadata) -> RequestError | None:
             if not method.startswith(f"/{SERVICE_NAME}/"):
-                return True
+                return None
             try:
                 self._keys.authenticate(metadata)
-            except RequestError:
-                return False
-            return True
+            except RequestError as error:
+                return error
+            return None
 
-        return GuardedRequests(MAX_CHAT_BYTES, may_parse)
+        return GuardedRequests(MAX_CHAT_BYTES, refusal)
 
     def add_services(self, server: grpc.aio.Server) -> None:
         """Register what clients call."""
         chat_pb2_grpc.add_ChatServiceServicer_to_server(self._servicer, server)
 
-    def tasks(self, server: RunningServer) -> list[Coroutine[Any, Any, None]]:
-        """What runs beside the server for as long as it serves."""
-        sessions = [self._new_session(address).run() for address in self._config.workers]
-        own = [self._report_health(server), self._tick(), self._follow_keys()]
-        return [self._tokenizer.run(), *sessions, *own]
+    @contextlib.asynccontextmanager
+    async def running(self, server: RunningServer) -> AsyncIterator[None]:
+        """Do inside the block what is done beside answering calls."""
+        sessions = [self._new_session(address).run for address in self._config.workers]
+        loops = [self._tokenizer.run, *sessions, *self._loops.all(server)]
+        kept = [keep_running(loop, loop_end(self._log)) for loop in loops]
+        async with self._tokenizer.encoding(), background(kept):
+            yield
 
     def _new_tokenizer(self) -> Tokenizer:
         return Tokenizer(
@@ -186,6 +190,20 @@ class Router:
             log=self._log,
         )
 
+    def _new_loops(self, keys_file: KeysFile | None) -> Loops:
+        return Loops(
+            self._config,
+            keys_file=keys_file,
+            new_keys_file=lambda: _keys_file(self._config),
+            keys=self._keys,
+            live=self._live,
+            dispatcher=self._dispatcher,
+            stalls=StallWatch(self.registry, self._dispatcher.dispatch, self._clock),
+            ready=self._ready,
+            changed=self._changed,
+            log=self._log,
+        )
+
     def _end_all_encoded(self) -> None:
         """End every request, wherever it is: its ids are of a vocabulary that is gone."""
         changed = "the tokenizer came back with another vocabulary"
@@ -200,42 +218,6 @@ class Router:
             self._ready.clear()
         self._changed.set()
         self._dispatcher.dispatch()
-
-    async def _report_health(self, server: RunningServer) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            await server.set_ready(self._ready.is_set())
-
-    async def _follow_keys(self) -> None:
-        """Take over what the keys file says now; one that is broken changes nothing."""
-        while self._keys_file is not None:
-            await asyncio.sleep(self._config.keys_poll_s)
-            try:
-                keys = await asyncio.to_thread(self._keys_file.poll)
-            except KeysFormatError as error:
-                self._log.error("keys_file_refused", reason=error.reason, line=error.line)
-                continue
-            except Exception as error:
-                # A revoked key must not stay valid because this loop has died.
-                self._log.error("keys_file_unread", kind=type(error).__name__)
-                continue
-            if keys is not None:
-                self._keys.replace(keys)
-                self._log.info("keys_file_read", keys=len(keys))
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.tick_s)
-            self._live.end_slow_readers()
-            self._dispatcher.give_up_unserved(self._config.worker_patience_s)
-            self._watch_stalls()
-
-    def _watch_stalls(self) -> None:
-        for news in self._stalls.check():
-            event = "worker_stalled" if news.is_stalled else "worker_recovered"
-            age_s = round(news.step_age_s, 3)
-            self._log.warning(event, worker_id=news.worker_id, step_age_s=age_s, moved=news.moved)
 
 
 def _keys_file(config: RouterConfig) -> KeysFile | None:
@@ -270,7 +252,7 @@ async def running_router(
     ) as server:
         router.address = server.address
         async with (
-            background(router.tasks(server)),
+            router.running(server),
             serving_metrics(config.metrics_listen, router.metrics_registry) as address,
         ):
             router.metrics_address = address

@@ -64,22 +64,25 @@ async def writing(
     """Write what the outbox holds for as long as the block lasts.
 
     A write that fails because the call ended is no news: whoever reads the call hears
-    of it. Any other failure ends the call, and is raised when the block is left.
+    of it. However else the writing ends, the call ends with it: what is put into the outbox
+    would wait there for ever. A failure is raised when the block is left.
     """
-
-    async def write_all() -> None:
-        try:
-            while True:
-                for item in await outbox.take():
-                    await call.write(to_wire(item))
-        except (OutboxClosedError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass
-        except Exception:
-            call.cancel()
-            raise
-
-    async with background([write_all()]):
+    async with background([_write_all(call, outbox, to_wire)]):
         yield
+
+
+async def _write_all(
+    call: grpc.aio.StreamStreamCall[Any, Any], outbox: Outbox[T], to_wire: Callable[[T], Any]
+) -> None:
+    try:
+        while True:
+            for item in await outbox.take():
+                await call.write(to_wire(item))
+    except (OutboxClosedError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass
+    except BaseException:
+        call.cancel()
+        raise
 
 
 @contextlib.asynccontextmanager

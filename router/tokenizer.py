@@ -5,7 +5,8 @@ running ones with their text. After that they end with NO_TOKENIZER or TOKENIZER
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import structlog
@@ -81,14 +82,19 @@ class Tokenizer:
     def is_up(self) -> bool:
         return self._up.is_set()
 
-    async def run(self) -> None:
-        """Stay connected until cancelled."""
+    @contextlib.asynccontextmanager
+    async def encoding(self) -> AsyncIterator[None]:
+        """Inside the block `encode` may be called, whether or not it runs."""
         async with grpc.aio.insecure_channel(self._address, options=_ENCODE_OPTIONS) as channel:
             self._encoder = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
             try:
-                await keep_connected(self._connect, self._on_break)
+                yield
             finally:
                 self._stop_patience()
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        await keep_connected(self._connect, self._on_break)
 
     async def encode(self, prompt: Prompt, deadline: float, traceparent: str) -> EncodedPrompt:
         """The prompt's ids. Waits for a tokenizer that is away, up to the patience.

@@ -126,6 +126,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         request_iterator: AsyncIterator[tokenizer_pb2.DecodeSessionRequest],
         context: SessionContext,
     ) -> None:
+        # A status could not follow metadata that a first message is just taking along.
+        await context.send_initial_metadata(())
         async with self._answering(context) as text:
             with self._session(text) as slots:
                 await serve_session(

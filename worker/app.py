@@ -5,9 +5,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import grpc
+import structlog
 
+from noria.service.log import loop_end
 from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
+from noria.service.tasks import keep_running
 from noria.v1 import worker_pb2_grpc
 from worker.build import WorkerFacts, build_engine
 from worker.config import WorkerConfig
@@ -139,7 +142,8 @@ async def running_worker(
     thread = EngineThread(build, on_output)
     async with _started(thread), running_server(add_services, (SERVICE,), config.listen) as server:
         worker = RunningWorker(server, servicer, thread, config)
-        watch = asyncio.create_task(worker.watch_steps())
+        on_end = loop_end(structlog.get_logger(service="worker"))
+        watch = asyncio.create_task(keep_running(worker.watch_steps, on_end))
         try:
             async with serving_metrics(config.metrics_listen, worker.registry) as address:
                 worker.metrics_address = address

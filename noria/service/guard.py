@@ -15,8 +15,8 @@ from noria.reasons import Reason, RequestError, invalid_field
 from noria.service.limits import MAX_MESSAGE_BYTES
 
 Find = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-# Whether the caller of this method, with this metadata, may have its request parsed.
-MayParse = Callable[[str, Iterable[tuple[str, str | bytes]]], bool]
+# Why the caller of this method, with this metadata, may not have its request parsed.
+Refusal = Callable[[str, Iterable[tuple[str, str | bytes]]], RequestError | None]
 
 
 class UnparsedRequest:
@@ -33,29 +33,32 @@ class GuardedRequests(grpc.aio.ServerInterceptor):
     """Gives handlers of a single request an `UnparsedRequest` where nothing may be parsed.
 
     Handlers find out who calls before they look at the request, so that one that was not
-    parsed for want of a key is refused for that.
+    parsed for want of a key is refused for that. A key that has become valid just between
+    the two is refused as the unknown one that it was.
     """
 
     def __init__(
         self,
         max_bytes: int = MAX_MESSAGE_BYTES,
-        may_parse: MayParse = lambda method, metadata: True,
+        refusal: Refusal = lambda method, metadata: None,
     ) -> None:
         self._max_bytes = max_bytes
-        self._may_parse = may_parse
+        self._refusal = refusal
 
     async def intercept_service(self, continuation: Find, details: Any) -> Any:
         handler = await continuation(details)
         if handler is None or handler.request_streaming or handler.request_deserializer is None:
             return handler
-        known = self._may_parse(details.method, details.invocation_metadata or ())
-        parse = self._guarded(handler.request_deserializer, known)
+        refusal = self._refusal(details.method, details.invocation_metadata or ())
+        parse = self._guarded(handler.request_deserializer, refusal)
         return handler._replace(request_deserializer=parse)
 
-    def _guarded(self, parse: Callable[[bytes], Any], known: bool) -> Callable[[bytes], Any]:
+    def _guarded(
+        self, parse: Callable[[bytes], Any], refusal: RequestError | None
+    ) -> Callable[[bytes], Any]:
         def parse_or_stand_in(data: bytes) -> Any:
-            if not known:
-                return UnparsedRequest(invalid_field("request", "not looked at without a key"))
+            if refusal is not None:
+                return UnparsedRequest(refusal)
             if len(data) > self._max_bytes:
                 return UnparsedRequest(_too_large(len(data), self._max_bytes))
             try:

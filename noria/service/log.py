@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -28,6 +29,18 @@ def configure_logging(service: str, level: str = "info") -> structlog.typing.Fil
     )
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(service=service)
     return logger
+
+
+def loop_end(
+    log: structlog.typing.FilteringBoundLogger,
+) -> Callable[[BaseException | None], None]:
+    """Tells `log` that a loop, which should never end, did so and is begun again."""
+
+    def tell(error: BaseException | None) -> None:
+        kind, where = (type(error).__name__, places_of(error)) if error else ("", [])
+        log.error("loop_ended", error=kind, where=where)
+
+    return tell
 
 
 def places_of(error: BaseException) -> list[str]:

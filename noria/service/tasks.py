@@ -1,7 +1,7 @@
 """Run several coroutines as one: none outlives the call."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -9,12 +9,34 @@ T = TypeVar("T")
 
 async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
     """Run all parts until one ends; the others are cancelled. Raises what it raised."""
-    await _run(parts, asyncio.FIRST_COMPLETED)
+    await _run(parts, lambda task: True)
 
 
 async def all_of(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run all parts to their end, or until one raises; the others are then cancelled."""
-    await _run(parts, asyncio.FIRST_EXCEPTION)
+    """Run all parts to their end, or until one raises or is cancelled; the others then are."""
+    await _run(parts, lambda task: task.cancelled() or task.exception() is not None)
+
+
+async def keep_running(
+    start: Callable[[], Coroutine[Any, Any, None]],
+    on_end: Callable[[BaseException | None], None],
+    *,
+    pause_s: float = 1.0,
+) -> None:
+    """Run what should never end, and start it again whenever it does.
+
+    A process goes on without its other tasks' errors, and must not go on without this one.
+    `on_end` hears of each end, with the error if there was one. Cancelled, it ends with what
+    it runs.
+    """
+    while True:
+        task = asyncio.create_task(start())
+        try:
+            await asyncio.wait({task})
+        finally:
+            await _cancel(task)
+        on_end(None if task.cancelled() else task.exception())
+        await asyncio.sleep(pause_s)
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
@@ -27,10 +49,15 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
         await _cancel(task, stopping)
 
 
-async def _run(parts: tuple[Coroutine[Any, Any, None], ...], until: str) -> None:
+async def _run(
+    parts: tuple[Coroutine[Any, Any, None], ...], is_last: Callable[["asyncio.Task[None]"], bool]
+) -> None:
     tasks = [asyncio.create_task(part) for part in parts]
+    done: set[asyncio.Task[None]] = set()
+    pending = set(tasks)
     try:
-        done, _ = await asyncio.wait(tasks, return_when=until)
+        while pending and not any(map(is_last, done)):
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await _cancel(*tasks)
     for task in done:

@@ -48,15 +48,16 @@ async def test_a_known_callers_request_is_parsed():
 
 
 @pytest.mark.parametrize(
-    ("may_parse", "data", "reason", "says"),
+    ("refusal", "data", "reason", "says"),
     [
-        (False, b"", Reason.INVALID_FIELD, "without a key"),
-        (True, b"x" * 101, Reason.MESSAGE_TOO_LARGE, "101 bytes; at most 100"),
+        (RequestError(Reason.INVALID_KEY, "unknown"), b"", Reason.INVALID_KEY, "unknown"),
+        (None, b"x" * 101, Reason.MESSAGE_TOO_LARGE, "101 bytes; at most 100"),
     ],
 )
-async def test_what_may_not_be_parsed_is_not(may_parse, data, reason, says):
+async def test_what_may_not_be_parsed_is_not(refusal, data, reason, says):
+    """Nor is the request of a key that became valid only after it was looked at."""
     parser = Parser()
-    guard = GuardedRequests(100, lambda method, metadata: may_parse)
+    guard = GuardedRequests(100, lambda method, metadata: refusal)
     request = await looked_at(guard, data, parser)
     assert parser.parsed == []
     with pytest.raises(RequestError, match=says) as caught:

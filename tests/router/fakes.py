@@ -192,6 +192,8 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         broken = asyncio.Event()
         self._breaks.add(broken)
         self.slots = {}
+        # A status could not follow metadata that a first message is just taking along.
+        await context.send_initial_metadata(())
         reading = asyncio.create_task(self._read(request_iterator, context))
         breaking = asyncio.create_task(broken.wait())
         try:
@@ -266,14 +268,15 @@ class FakeWorker(FakeServer, worker_pb2_grpc.WorkerServiceServicer):
 
     async def Session(self, request_iterator, context):  # noqa: N802
         self.instances += 1
-        self._outbox = asyncio.Queue()
+        # One of its own: a session that is not over yet must not take what is another's.
+        outbox = self._outbox = asyncio.Queue()
         self.live, self._counts, self.last_submit_number = {}, {}, 0
         hello = worker_pb2.WorkerHello(instance_id=f"instance-{self.instances}", **self.hello)
         reading = asyncio.create_task(self._read(request_iterator))
         try:
             await context.write(worker_pb2.SessionResponse(hello=hello))
             self.say_load()
-            while (message := await self._outbox.get()) is not None:
+            while (message := await outbox.get()) is not None:
                 await context.write(message)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
         finally:

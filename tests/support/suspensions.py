@@ -1,4 +1,4 @@
-"""Cancels a call's task at one of its suspensions, counted over all coroutines of the call."""
+"""Cancels a task at one of its suspensions: a call's, over all its coroutines, or a loop's."""
 
 import asyncio
 import functools
@@ -44,31 +44,13 @@ class Suspensions:
             return await coroutine
         self._task = asyncio.current_task()
         try:
-            return await self._counted(coroutine)
+            return await counted(coroutine, self._suspended)
         finally:
             self._task, self._left = None, 0
             self.over.set()
 
     async def _part(self, coroutine):
-        return await (coroutine if self._task is None else self._counted(coroutine))
-
-    @types.coroutine
-    def _counted(self, coroutine):
-        """Run a coroutine as `await` would, and look at each of its suspensions."""
-        step = functools.partial(coroutine.send, None)
-        while True:
-            try:
-                waiting_for = step()
-            except StopIteration as done:
-                return done.value
-            self._suspended()
-            try:
-                step = functools.partial(coroutine.send, (yield waiting_for))
-            except GeneratorExit:
-                coroutine.close()
-                raise
-            except BaseException as error:
-                step = functools.partial(coroutine.throw, error)
+        return await (coroutine if self._task is None else counted(coroutine, self._suspended))
 
     def _suspended(self):
         if self._task is not None and self._left:
@@ -76,6 +58,57 @@ class Suspensions:
             if not self._left:
                 self.hit = True
                 self._task.cancel()
+
+
+class LoopSuspensions:
+    """Watches a coroutine of a running service; cancels its own task at the k-th suspension.
+
+    `hit` tells whether it came since `cut_at(k)`.
+    """
+
+    def __init__(self, monkeypatch, owner, name):
+        self.hit = False
+        self._left = 0
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        async def watched(*arguments, **named):
+            task = asyncio.current_task()
+            return await counted(original(*arguments, **named), lambda: self._suspended(task))
+
+        monkeypatch.setattr(owner, name, watched)
+
+    def cut_at(self, number):
+        self.hit, self._left = False, number
+
+    def off(self):
+        self._left = 0
+
+    def _suspended(self, task):
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self.hit = True
+                task.cancel()
+
+
+@types.coroutine
+def counted(coroutine, suspended):
+    """Run a coroutine as `await` would; call `suspended` at each of its suspensions."""
+    step = functools.partial(coroutine.send, None)
+    while True:
+        try:
+            waiting_for = step()
+        except StopIteration as done:
+            return done.value
+        suspended()
+        try:
+            step = functools.partial(coroutine.send, (yield waiting_for))
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:
+            step = functools.partial(coroutine.throw, error)
 
 
 async def for_each(suspensions, ask, check):

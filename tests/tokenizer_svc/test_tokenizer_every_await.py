@@ -1,11 +1,15 @@
 """A call of the tokenizer that is cancelled at any of its awaits leaves nothing behind."""
 
+import asyncio
+import contextlib
+
 import grpc
 import pytest
 
 from noria.v1 import tokenizer_pb2
-from tests.support.suspensions import Suspensions, for_each
+from tests.support.suspensions import LoopSuspensions, Suspensions, for_each
 from tests.support.tokenizer_client import chat_spec, decode_client, encode_chat, tokenizer_stub
+from tests.support.waiting import until
 from tokenizer_svc import decode_session
 from tokenizer_svc.app import running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
@@ -78,6 +82,28 @@ async def test_a_session_cancelled_at_any_await_is_forgotten_with_its_slots(serv
             assert session.text(1) == "네"
 
     assert await for_each(suspensions, ask, check) >= 6
+
+
+@pytest.mark.parametrize(("part", "least"), [("_read", 4), ("_write", 4), ("_watch", 1)])
+async def test_a_session_ends_with_whichever_of_its_parts_ends(part, least, served, monkeypatch):
+    """A router that heard nothing more would wait for texts; so it opens its slots again."""
+    stub, servicer, _ = served
+    cut, cuts = LoopSuspensions(monkeypatch, decode_session, part), 0
+    for number in range(1, least + 1):
+        cut.cut_at(number)
+        call = stub.DecodeSession(timeout=20)
+        async with asyncio.timeout(10):
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await decoded(call)
+        cuts += cut.hit
+        cut.off()
+        await until(lambda: servicer.num_open == 0)
+        async with decode_client(stub) as session:
+            await session.open(1)
+            await session.feed(1, YES)
+            await session.close(1)
+            assert (await session.closed(1)).num_ids == 1
+    assert cuts == least
 
 
 async def answer_of(call):

@@ -1,14 +1,18 @@
 """A call of the worker that is cancelled at any of its awaits leaves nothing behind."""
 
+import asyncio
+import functools
+
 import grpc
 import pytest
 
 from noria.service.channel import CLIENT_OPTIONS
+from noria.service.tasks import keep_running
 from noria.v1 import worker_pb2, worker_pb2_grpc
-from tests.support.suspensions import Suspensions, for_each
+from tests.support.suspensions import LoopSuspensions, Suspensions, for_each
 from tests.support.waiting import until
 from tests.support.worker_client import GREEDY, worker_client
-from worker import servicer
+from worker import app, servicer
 from worker.app import running_worker
 from worker.config import WorkerConfig
 
@@ -16,6 +20,7 @@ from worker.config import WorkerConfig
 @pytest.fixture
 async def served(golden_model, script_file, monkeypatch):
     """The worker, its scheduler, a stub, and what watches its calls."""
+    monkeypatch.setattr(app, "keep_running", functools.partial(keep_running, pause_s=0.01))
     suspensions = Suspensions(monkeypatch)
     for method in ("Session", "GetWorkerInfo"):
         suspensions.watch_call(servicer.WorkerServicer, method)
@@ -67,6 +72,45 @@ async def test_a_session_cancelled_at_any_await_gives_everything_back(served):
             assert len(await client.generate([5, 9], 3)) == 3
 
     assert await for_each(suspensions, ask, check) >= 8
+
+
+@pytest.mark.parametrize(("part", "least"), [("_read", 3), ("_write", 4), ("_watch", 1)])
+async def test_a_session_ends_with_whichever_of_its_parts_ends(part, least, served, monkeypatch):
+    """One that went on without its reader, writer or watch would hold its sequences for ever."""
+    worker, scheduler, _, _ = served
+    cut, cuts = LoopSuspensions(monkeypatch, servicer, part), 0
+    async with worker_client(worker.address) as client:
+        assert len(await client.generate([5, 9], 3)) == 3
+    for number in range(1, least + 1):
+        cut.cut_at(number)
+        async with grpc.aio.insecure_channel(worker.address, options=CLIENT_OPTIONS) as channel:
+            call = worker_pb2_grpc.WorkerServiceStub(channel).Session(timeout=20)
+            await asyncio.gather(generated(call), return_exceptions=True)
+            cuts += cut.hit
+            cut.off()
+        await until(lambda: held(worker, scheduler) == (0, 0, 0))
+        async with worker_client(worker.address) as client:
+            assert len(await client.generate([5, 9], 3)) == 3
+    assert cuts == least
+
+
+async def test_a_worker_tells_its_health_whatever_ends_the_telling(served, monkeypatch):
+    """The loop behind the health name `live` is begun again wherever it is cancelled."""
+    worker, _, _, _ = served
+    told = []
+    set_live = worker._server.set_live
+
+    async def noting(server, live):
+        told.append(live)
+        await set_live(live)
+
+    monkeypatch.setattr(type(worker._server), "set_live", noting)
+    for number in (1, 2):
+        for task in asyncio.all_tasks():
+            if task.get_coro().__qualname__ == "RunningWorker.watch_steps":
+                task.cancel()
+        await until(lambda number=number: len(told) >= number)
+    assert told == [True, True]
 
 
 async def test_a_question_for_facts_cancelled_at_any_await_is_harmless(served):
