@@ -12,7 +12,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Models are kept here, apart from the user's own cache.
 export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo serve test soak bench-quick lint format protos docs model install install-dev clean
+.PHONY: demo serve test soak bench-quick bench-scheduler lint format protos docs model install \
+	install-dev clean
 
 demo: install
 	$(BIN)/noria demo
@@ -30,6 +31,10 @@ soak: install-dev model
 # This copy against the commit before it; ARGS="--rounds 5" and the like.
 bench-quick: install-dev model
 	$(BIN)/noria bench quick $(ARGS)
+
+# make bench-scheduler ARGS="--running 64"
+bench-scheduler: install
+	$(BIN)/python -m bench.scheduler $(ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check .

@@ -30,6 +30,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        # Full and held like published ones, but no longer found.
+        self._withdrawn: set[int] = set()
         self._num_cached = 0
 
     @property
@@ -101,6 +103,7 @@ class BlockPool:
             self._holders[block] -= 1
             if not self._holders[block]:
                 self._free[block] = None
+                self._withdrawn.discard(block)
                 if block in self._digest_of:
                     self._num_cached += 1
                 else:
@@ -113,6 +116,7 @@ class BlockPool:
             digest = self._digest_of.pop(block, None)
             if digest is not None:
                 del self._block_of[digest]
+                self._withdrawn.add(block)
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
         """Raise RuntimeError unless the tables account for every hold, and only they do."""
@@ -120,7 +124,8 @@ class BlockPool:
         counted = {block: count for block, count in enumerate(self._holders) if count}
         if holders != counted:
             raise RuntimeError(f"{len(counted)} KV blocks used, {len(holders)} accounted for")
-        if any(count > 1 and block not in self._digest_of for block, count in holders.items()):
+        several = {block for block, count in holders.items() if count > 1}
+        if not several <= self._digest_of.keys() | self._withdrawn:
             raise RuntimeError("a KV block that can still be written has two owners")
         if self._free.keys() != set(range(1, self.num_blocks + 1)) - holders.keys():
             raise RuntimeError("the free list does not hold exactly the unused KV blocks")

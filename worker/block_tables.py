@@ -35,8 +35,9 @@ class BlockTables:
 
     def num_missing(self, sequence: Sequence, count: int) -> int:
         """Blocks to take before `count` more tokens are computed."""
-        needed = self.pool.blocks_for(sequence.num_computed_tokens + count)
-        return max(0, needed - len(sequence.block_ids))
+        room = len(sequence.block_ids) * self.pool.block_size
+        beyond = sequence.num_computed_tokens + count - room
+        return self.pool.blocks_for(beyond) if beyond > 0 else 0
 
     def extend(self, sequence: Sequence, missing: int) -> None:
         """Take blocks for new content. Raises ValueError if fewer are free."""

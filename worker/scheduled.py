@@ -1,6 +1,6 @@
 """A sequence's part of one step, before it is computed and after."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from worker.scores import PromptLogprobs
 from worker.sequence import Draw, SampledToken, ScheduledSequence, Scoring, Sequence
@@ -8,8 +8,7 @@ from worker.sequence import Draw, SampledToken, ScheduledSequence, Scoring, Sequ
 RUNNERS_UP_TRACED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(NamedTuple):
     """What one step did to one sequence; `token` is None for an inner chunk of its tokens.
 
     `kv_tokens` and `kv_blocks` are what it held at the end of the step, before a finished

@@ -31,7 +31,18 @@ class Scheduler:
     Precedence is priority, then order of arrival, in both; preemption takes from the
     other end. A sequence enters when a place is free and the blocks for all its known
     tokens are, with one block to spare for each running one, so that it is not preempted
-    at once. Since the most urgent sequence is never preempted, something always advances.
+    at once.
+
+    Nothing starves. A sequence fits in a step if a place and the blocks for its tokens are
+    left by those that precede it. Once higher priorities stop arriving, it advances in every
+    step in which it fits (N = 1): it enters in that step, as admission goes by precedence
+    until somebody does not fit; its share is at least one position, as the budget is no
+    smaller than the batch; and it gets its blocks, as those are given by precedence too.
+    Each does fit in time. Let L be `max_model_len`. Who runs advances at every step or gives
+    way, and has ended after fewer than L. While the most urgent of all waits nobody enters,
+    so that after L steps the batch is empty, and it fits (`add` has checked). Once it runs
+    it never gives way, and ends within L. So a sequence that r others precede has ended
+    after 2L(r + 1) steps.
     """
 
     def __init__(
@@ -111,6 +122,7 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
+        self._deadlines.discard(sequence_id)
         self._tables.release(sequence)
         self._waiting.promote_sibling(sequence_id)
         sequence.status = SequenceStatus.FINISHED
@@ -137,34 +149,23 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """The next step's batch, or None if nothing is live. Takes the blocks it needs."""
         self._admit()
-        counts = self._share_budget()
-        entries = self._take_blocks(counts)
+        batch = list(self._running)
+        entries = self._take_blocks(batch, self._share_budget(batch))
         if not entries:
             return None
-        entries.sort(key=lambda entry: entry.num_tokens > 1)
         self._step += 1
-        return SchedulerOutput(self._step, tuple(entries), sum(e.num_tokens for e in entries))
+        num_tokens = sum(len(entry.token_ids) for entry in entries)
+        if num_tokens > len(entries):
+            entries.sort(key=lambda entry: entry.num_tokens > 1)
+        return SchedulerOutput(self._step, tuple(entries), num_tokens)
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
         """Book a step's results. Sequences that ended while it ran are passed over."""
         updates = []
         for entry in output.scheduled:
             sequence = self._live.get(entry.sequence_id)
-            if sequence is None:
-                continue
-            sequence.num_computed_tokens += entry.num_tokens
-            self._tables.publish(sequence, entry.first_position)
-            if sequence.num_computed_tokens >= len(sequence.prompt_token_ids):
-                self._waiting.call_siblings(sequence.sequence_id)
-            kv_tokens, kv_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
-            token = result.tokens[entry.sequence_id] if entry.draw else None
-            if token is not None:
-                self._append(sequence, token.token_id)
-            scores = result.prompt_logprobs[entry.sequence_id] if entry.scoring else None
-            if scores is not None:
-                sequence.num_scored_tokens += len(scores.logprobs)
-            update = SequenceUpdate(sequence, entry, token, kv_tokens, kv_blocks, scores)
-            updates.append(update)
+            if sequence is not None:
+                updates.append(self._book(sequence, entry, result))
         return updates
 
     def check_integrity(self) -> None:
@@ -192,7 +193,7 @@ class Scheduler:
             )
 
     def _admit(self) -> None:
-        if not self._waiting.is_anyone_ready:
+        if not (self._waiting.is_anyone_ready and len(self._running) < self.max_num_seqs):
             return
         spare = self._spare_blocks()
         while self._waiting.is_anyone_ready and len(self._running) < self.max_num_seqs:
@@ -220,36 +221,26 @@ class Scheduler:
         )
         return self.pool.num_free - promised
 
-    def _share_budget(self) -> dict[int, int]:
-        """Positions per running sequence: one for each that needs just one, chunks of the rest.
+    def _share_budget(self, batch: Ids[Sequence]) -> list[int]:
+        """Positions for each of the running: one, and of the rest what the first can use."""
+        left = self.max_num_batched_tokens - len(batch)
+        shares = []
+        for sequence in batch:
+            more = min(sequence.num_uncomputed_tokens - 1, left)
+            left -= more
+            shares.append(1 + more)
+        return shares
 
-        A decode therefore advances at every step, whatever is prefilled beside it; the
-        budget is at least max_num_seqs, so something is left for the first chunk too.
-        """
-        counts: dict[int, int] = {}
-        longer = []
-        for sequence in self._running:
-            if sequence.num_uncomputed_tokens == 1:
-                counts[sequence.sequence_id] = 1
-            else:
-                longer.append(sequence)
-        budget = self.max_num_batched_tokens - len(counts)
-        for sequence in longer:
-            counts[sequence.sequence_id] = min(sequence.num_uncomputed_tokens, budget)
-            budget -= counts[sequence.sequence_id]
-        return counts
-
-    def _take_blocks(self, counts: dict[int, int]) -> list[ScheduledSequence]:
+    def _take_blocks(self, batch: Ids[Sequence], shares: Ids[int]) -> list[ScheduledSequence]:
         """Give blocks out in order of precedence; whoever is last gives way when they run out."""
         entries = []
-        for sequence in self._running:
-            count = counts[sequence.sequence_id]
-            if not count or sequence.status is not SequenceStatus.RUNNING:
-                continue
-            missing = self._tables.num_missing(sequence, count)
+        for sequence, share in zip(batch, shares, strict=True):
+            if sequence.status is not SequenceStatus.RUNNING:
+                break
+            missing = self._tables.num_missing(sequence, share)
             if missing and not self._make_room(sequence, missing):
                 break
-            entries.append(scheduled(sequence, count))
+            entries.append(scheduled(sequence, share))
         return entries
 
     def _make_room(self, sequence: Sequence, missing: int) -> bool:
@@ -271,8 +262,21 @@ class Scheduler:
         self._preemptions += 1
         self._waiting.add(sequence)
 
-    def _append(self, sequence: Sequence, token_id: int) -> None:
-        sequence.append(token_id)
-        reason = reason_to_end(sequence, self.max_model_len)
-        if reason is not None:
-            self.finish(sequence.sequence_id, reason)
+    def _book(
+        self, sequence: Sequence, entry: ScheduledSequence, result: StepResult
+    ) -> SequenceUpdate:
+        sequence.num_computed_tokens += entry.num_tokens
+        self._tables.publish(sequence, entry.first_position)
+        kv_tokens, kv_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
+        if self._waiting.num_aside and kv_tokens >= len(sequence.prompt_token_ids):
+            self._waiting.call_siblings(sequence.sequence_id)
+        scores = result.prompt_logprobs[entry.sequence_id] if entry.scoring else None
+        if scores is not None:
+            sequence.num_scored_tokens += len(scores.logprobs)
+        token = result.tokens[entry.sequence_id] if entry.draw else None
+        if token is not None:
+            sequence.append(token.token_id)
+            reason = reason_to_end(sequence, self.max_model_len)
+            if reason is not None:
+                self.finish(sequence.sequence_id, reason)
+        return SequenceUpdate(sequence, entry, token, kv_tokens, kv_blocks, scores)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -141,7 +142,8 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+        known = len(self.prompt_token_ids) + len(self.output_token_ids)
+        return known - self.num_computed_tokens
 
     @property
     def num_reusable_tokens(self) -> int:
@@ -165,8 +167,7 @@ class Sequence:
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """How to choose the token after a sequence's last scheduled position.
 
     `output_index` 0 is the first token after the prompt; with the seed and the choice it
@@ -194,8 +195,7 @@ class Scoring:
     num_alternatives: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """What one sequence computes in one step: positions [first_position, first_position + n).
 
     `block_ids` is its block table and covers every position up to the last scheduled one.

@@ -1,9 +1,6 @@
 """The scheduler advances everybody it can under one budget, and never loses a block."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.engines import BlockMemory, expected_output, make_scheduler, make_sequence
 from worker.scores import StepResult
@@ -63,6 +60,25 @@ def test_prompt_chunks_run_beside_decodes_and_every_decode_advances_at_every_ste
     scheduler.add(make_sequence(3, prompt=15, max_tokens=2))
     steps = [counts(run_step(scheduler, memory)) for _ in range(3)]
     assert steps == [{1: 1, 2: 1, 3: 6}, {1: 1, 2: 1, 3: 6}, {1: 1, 2: 1, 3: 3}]
+
+
+def test_every_prompt_advances_at_every_step_though_the_first_ones_take_most():
+    """Nobody waits for others' prompts: N = 1 in the scheduler's own words."""
+    scheduler = make_scheduler(max_num_batched_tokens=8, max_num_seqs=4)
+    memory = BlockMemory(scheduler.pool)
+    for sequence_id in (1, 2, 3):
+        scheduler.add(make_sequence(sequence_id, prompt=12))
+    steps = [counts(run_step(scheduler, memory)) for _ in range(3)]
+    assert steps == [{1: 6, 2: 1, 3: 1}, {1: 6, 2: 1, 3: 1}, {1: 1, 2: 6, 3: 1}]
+
+
+def test_whoever_enters_leaves_a_block_to_spare_for_each_that_runs():
+    """Otherwise the last to enter would be preempted at once."""
+    for num_blocks, batch in ((4, {1}), (5, {1, 2})):
+        scheduler = make_scheduler(num_blocks=num_blocks, block_size=4)
+        for sequence_id in (1, 2):
+            scheduler.add(make_sequence(sequence_id, prompt=8, max_tokens=4))
+        assert set(counts(scheduler.schedule())) == batch
 
 
 def test_a_chunk_that_is_not_the_last_draws_nothing():
@@ -312,81 +328,3 @@ def test_choices_fit_by_places_and_by_blocks_of_their_own():
     assert make_scheduler(num_blocks=7).fits_now(first, siblings)
     assert not make_scheduler(num_blocks=6).fits_now(first, siblings)
     assert not make_scheduler(max_num_seqs=2).fits_now(first, siblings)
-
-
-class RandomLife(RuleBasedStateMachine):
-    """Arrivals, steps, aborts and priorities in any order, over a pool that is too small."""
-
-    def __init__(self):
-        super().__init__()
-        self.scheduler = make_scheduler(
-            num_blocks=10, block_size=4, max_num_seqs=3, max_num_batched_tokens=7, max_model_len=40
-        )
-        self.memory = BlockMemory(self.scheduler.pool)
-        self.sequences = {}
-        self.aborted = set()
-
-    @rule(data=st.data(), tokens=st.integers(1, 10), priority=st.integers(-1, 1))
-    def arrive_with_a_known_beginning(self, data, tokens, priority):
-        """Another's prompt, cut anywhere, and something of its own; sometimes in another salt."""
-        others = [s.prompt_token_ids + s.output_token_ids for s in self.sequences.values()]
-        ids = data.draw(st.sampled_from(others or [[1, 2, 3]]))
-        prompt = ids[: data.draw(st.integers(1, 25))] + data.draw(
-            st.lists(st.integers(0, 3), max_size=4)
-        )
-        salt = data.draw(st.sampled_from([b"", b"salt"]))
-        sequence_id = len(self.sequences) + 1
-        sequence = make_sequence(sequence_id, prompt, tokens, priority=priority, cache_salt=salt)
-        self.sequences[sequence_id] = sequence
-        self.scheduler.add(sequence)
-
-    @rule(prompt=st.integers(1, 30), tokens=st.integers(1, 10), priority=st.integers(-1, 1))
-    def arrive(self, prompt, tokens, priority):
-        sequence_id = len(self.sequences) + 1
-        sequence = make_sequence(sequence_id, prompt, tokens, priority=priority)
-        self.sequences[sequence_id] = sequence
-        self.scheduler.add(sequence)
-
-    @rule(
-        n=st.integers(2, 5),
-        prompt=st.integers(1, 20),
-        tokens=st.integers(1, 10),
-        priority=st.integers(-1, 1),
-    )
-    def arrive_with_siblings(self, n, prompt, tokens, priority):
-        choices = with_siblings(len(self.sequences) + 1, n, prompt, tokens, priority=priority)
-        self.sequences |= {choice.sequence_id: choice for choice in choices}
-        self.scheduler.add(choices[0], choices[1:])
-
-    @rule(count=st.integers(1, 5))
-    def step(self, count):
-        for _ in range(count):
-            output = run_step(self.scheduler, self.memory)
-            if output is not None:
-                assert output.num_tokens == sum(e.num_tokens for e in output.scheduled) <= 7
-                assert 1 <= len(output.scheduled) <= 3
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def abort(self, data):
-        sequence_id = data.draw(st.sampled_from(sorted(self.sequences)))
-        if self.scheduler.finish(sequence_id, FinishReason.ABORTED):
-            self.aborted.add(sequence_id)
-
-    @invariant()
-    def blocks_are_conserved(self):
-        self.scheduler.check_integrity()
-        assert self.scheduler.pool.num_free + self.scheduler.pool.num_used == 10
-
-    def teardown(self):
-        run_to_end(self.scheduler, self.memory)
-        assert self.scheduler.pool.num_used == 0
-        for sequence_id, sequence in self.sequences.items():
-            expected = expected_output(sequence.prompt_token_ids, sequence.max_tokens)
-            if sequence_id in self.aborted:
-                expected = expected[: len(sequence.output_token_ids)]
-            assert sequence.output_token_ids == expected
-
-
-RandomLife.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestRandomLife = RandomLife.TestCase
