@@ -12,8 +12,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Models are kept here, apart from the user's own cache.
 export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo serve test soak bench-quick bench-scheduler lint format protos docs model install \
-	install-dev clean
+.PHONY: demo serve test soak bench-quick bench-scheduler bench-startup lint format protos docs \
+	model install install-dev clean
 
 demo: install
 	$(BIN)/noria demo
@@ -31,6 +31,10 @@ soak: install-dev model
 # This copy against the commit before it; ARGS="--rounds 5" and the like.
 bench-quick: install-dev model
 	$(BIN)/noria bench quick $(ARGS)
+
+# Where the time goes from `noria up` to ready.
+bench-startup: install model
+	$(BIN)/python -m bench.startup $(ARGS)
 
 # make bench-scheduler ARGS="--running 64"
 bench-scheduler: install

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import structlog
@@ -17,13 +17,15 @@ from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import first_of, unless
 from worker.app import RunningWorker, running_worker
-from worker.build import WorkerFacts
 from worker.config import (
     DTYPES,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     WorkerConfig,
 )
+
+if TYPE_CHECKING:
+    from worker.build import WorkerFacts
 
 # The interpreter lock comes back after a fraction of a millisecond instead of several
 # beside a busy thread: network and engine threads hand it to each other at every step.
@@ -113,7 +115,7 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
         return 1
 
 
-def _tell_cache(log: structlog.typing.FilteringBoundLogger, facts: WorkerFacts) -> None:
+def _tell_cache(log: structlog.typing.FilteringBoundLogger, facts: "WorkerFacts") -> None:
     size = facts.cache_size
     log.info(
         "kv_cache",

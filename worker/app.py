@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -12,7 +13,6 @@ from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.service.tasks import keep_running
 from noria.v1 import worker_pb2_grpc
-from worker.build import WorkerFacts, build_engine
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.engine_output import EngineOutput
@@ -20,6 +20,9 @@ from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics, WorkerState
 from worker.servicer import WorkerServicer
 from worker.session_hub import SessionHub
+
+if TYPE_CHECKING:
+    from worker.build import WorkerFacts
 
 SERVICE = "noria.v1.WorkerService"
 # A step that takes longer than this has hung: restarting the process would help.
@@ -36,7 +39,7 @@ class RunningWorker:
         self,
         server: RunningServer,
         servicer: WorkerServicer,
-        thread: EngineThread[WorkerFacts],
+        thread: "EngineThread[WorkerFacts]",
         config: WorkerConfig,
     ) -> None:
         self.address = server.address
@@ -50,7 +53,7 @@ class RunningWorker:
         self._hub: SessionHub | None = None
         self._facts: WorkerFacts | None = None
 
-    async def ready(self) -> WorkerFacts:
+    async def ready(self) -> "WorkerFacts":
         """Wait until the engine stands, then serve. Raises what building it raised."""
         facts = self._facts = await asyncio.wrap_future(self._thread.ready)
         self._hub = SessionHub(
@@ -127,10 +130,14 @@ async def running_worker(
     def add_services(server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
 
-    def build() -> tuple[Engine, WorkerFacts]:
+    def build() -> "tuple[Engine, WorkerFacts]":
         def progress(stage: str, done: int, total: int) -> None:
             thread.raise_if_stopping()
             on_progress(stage, done, total)
+
+        # Over a second: by now the service listens, and the router starts beside it.
+        progress("importing torch", 0, 1)
+        from worker.build import build_engine
 
         return build_engine(config, progress)
 
@@ -153,7 +160,7 @@ async def running_worker(
 
 
 @contextlib.asynccontextmanager
-async def _started(thread: EngineThread[WorkerFacts]) -> AsyncIterator[None]:
+async def _started(thread: "EngineThread[WorkerFacts]") -> AsyncIterator[None]:
     with thread:
         yield
     await asyncio.to_thread(thread.join, _JOIN_S)

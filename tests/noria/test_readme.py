@@ -17,7 +17,7 @@ def test_the_python_example_runs_as_it_stands(chat_service, capsys):
 
 def test_every_make_target_and_option_that_it_names_exists():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"^make (\w+)", readme, re.MULTILINE)):
+    for target in set(re.findall(r"^make ([\w-]+)", readme, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert issubclass(noria.QueueFullError, noria.NoriaError)
 

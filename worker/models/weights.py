@@ -47,6 +47,7 @@ def load_parameters(
     check_shapes(expected_shapes(parameters), source.shapes())
     names = [part.name for parameter in parameters for part in parameter.parts]
     loaded: dict[str, torch.Tensor] = {}
+    progress(0, len(names))
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_READERS)) as readers:
         tensors = _read_ahead(readers, source.read, names)
         done = 0
