@@ -32,7 +32,7 @@ def demo_model_path() -> Path:
 def gemma_model_path() -> Path:
     """Gemma 3 270M, where it has been fetched: a SentencePiece vocabulary of 262,144 ids."""
     if not GEMMA_MODEL.exists():
-        pytest.skip(f"{GEMMA_MODEL.relative_to(ROOT)} is missing")
+        pytest.skip(f"{GEMMA_MODEL.relative_to(ROOT)} is missing; `make gemma` fetches it")
     return GEMMA_MODEL
 
 

@@ -150,4 +150,8 @@ def read_gguf(path: Path) -> GGUFFile:
         info.name: TensorInfo(info.name, info.shape, info.ggml_type, base + info.offset)
         for info in infos
     }
+    if len(tensors) < len(infos):
+        names = [info.name for info in infos]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise GGUFError(f"{path}: tensor {twice} is listed twice")
     return GGUFFile(path, metadata, tensors, memoryview(data))

@@ -5,9 +5,10 @@ Within 1e-3 absolute and 1e-4 on average, in fp32.
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.support.tiny_families import FAMILIES, VOCAB, tiny_family
-from tests.support.tiny_models import Forward, scheduled, write_gguf
+from tests.support.tiny_models import Forward, edit_config, scheduled, write_gguf
 from worker.models.loader import open_checkpoint
 
 PROMPT = [(index * 37 + 11) % VOCAB for index in range(41)]
@@ -77,6 +78,32 @@ def test_decodes_and_chunks_share_a_step(pair):
     )
     alone = expected(theirs, PROMPT)[40:], expected(theirs, OTHER)[13:]
     assert_close(together, torch.cat(alone))
+
+
+# Fields of configs from before transformers 5, which replace those it writes now.
+OLD = {
+    "llama, linear rope": {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "gemma3": {
+        "rope_theta": 900.0,
+        "rope_local_base_freq": 70.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+        "sliding_window_pattern": 2,
+        "layer_types": None,
+        "hidden_act": "gelu_pytorch_tanh",
+        "cache_implementation": "hybrid",
+    },
+    "mistral, window": {"rope_theta": 300.0, "sliding_window": 12},
+    "qwen2, windows": {"rope_theta": 300.0, "layer_types": None, "max_window_layers": 2},
+}
+
+
+@pytest.mark.parametrize("case", OLD)
+def test_configs_of_older_versions_are_read_as_transformers_reads_them(case, tmp_path):
+    tiny_family(case).save_pretrained(tmp_path)
+    edit_config(tmp_path, rope_parameters=None, **OLD[case])
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ours = open_checkpoint(tmp_path).load()
+    assert_close(chunks(ours, 16), expected(theirs, PROMPT))
 
 
 @pytest.mark.parametrize("case", GGUF)

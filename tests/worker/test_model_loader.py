@@ -9,11 +9,9 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_models import LAYERS, tiny_llama, write_gguf
-from worker.models.gguf_weights import GGUFWeights
 from worker.models.loader import open_checkpoint
 from worker.models.weights import WeightsError, expected_shapes, load_parameters
 
-Q4_1, Q8_0 = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
 NAME = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -82,43 +80,6 @@ def test_progress_reaches_the_total(folder):
     total = 3 + 9 * LAYERS
     assert seen[-1] == (total, total)
     assert seen == sorted(seen)
-
-
-def q4_1(block):
-    """One block by the format's definition: scale, least value, then low and high nibbles."""
-    scale, least = np.frombuffer(block[:4], np.float16).astype(np.float32)
-    nibbles = np.frombuffer(block[4:], np.uint8)
-    return np.concatenate([nibbles & 15, nibbles >> 4]).astype(np.float32) * scale + least
-
-
-def q8_0(block):
-    scale = np.frombuffer(block[:2], np.float16).astype(np.float32)
-    return np.frombuffer(block[2:], np.int8).astype(np.float32) * scale
-
-
-@pytest.mark.parametrize(
-    ("kind", "block_bytes", "definition"),
-    [
-        (Q4_1, 20, q4_1),
-        (Q8_0, 34, q8_0),
-        (GGMLQuantizationType.F16, 2, lambda b: np.frombuffer(b, np.float16)),
-        (GGMLQuantizationType.F32, 4, lambda b: np.frombuffer(b, np.float32)),
-    ],
-)
-def test_dequantisation_follows_the_format(tmp_path, network, kind, block_bytes, definition):
-    write_gguf(tmp_path / "m.gguf", network, {"blk.1.ffn_up.weight": kind})
-    source = open_checkpoint(tmp_path / "m.gguf").source
-    assert isinstance(source, GGUFWeights)
-    info = source._infos[NAME]
-    count = info.shape[0] * info.shape[1]
-    blocks_of = {Q4_1: 32, Q8_0: 32}.get(kind, 1)
-    size = count // blocks_of * block_bytes
-    raw = bytes(source._file.data[info.offset : info.offset + size])
-    values = [definition(raw[at : at + block_bytes]) for at in range(0, size, block_bytes)]
-    expected = np.concatenate(values).astype(np.float32).reshape(info.shape)
-    assert np.array_equal(source.read(NAME).numpy(), expected)
-    worst = np.abs(expected - network.state_dict()[NAME].numpy()).max()
-    assert worst < {Q4_1: 0.1, Q8_0: 0.01}.get(kind, 1e-3)
 
 
 def rewrite(folder, change):
@@ -233,8 +194,70 @@ def test_a_truncated_gguf_names_the_tensor_and_both_sizes(tmp_path, network):
 def test_a_truncated_safetensors_file_is_named(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(WeightsError, match=r"model\.safetensors: damaged or truncated"):
+    with pytest.raises(
+        WeightsError,
+        match=r"model\.safetensors: damaged or truncated at \d+ bytes: model\.norm\.weight ends",
+    ):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 100])
+def test_a_file_cut_within_its_header_is_named(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(WeightsError, match=rf"damaged or truncated at {size} bytes"):
+        open_checkpoint(folder)
+
+
+def sharded(network, folder):
+    """Two shards, and the names in the first."""
+    network.save_pretrained(folder, max_shard_size="300KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    files = sorted(set(index.values()))
+    return files, [name for name, file in index.items() if file == files[0]]
+
+
+def test_shards_that_changed_places_are_refused(network, tmp_path):
+    files, _ = sharded(network, tmp_path / "s")
+    a, b = (tmp_path / "s" / file for file in files[:2])
+    swapped = a.read_bytes(), b.read_bytes()
+    b.write_bytes(swapped[0])
+    a.write_bytes(swapped[1])
+    with pytest.raises(WeightsError, match=r"is here, by the index it should be in model-0000"):
+        open_checkpoint(tmp_path / "s")
+
+
+def test_a_shard_in_the_place_of_another_is_refused(network, tmp_path):
+    files, first = sharded(network, tmp_path / "s")
+    (tmp_path / "s" / files[1]).write_bytes((tmp_path / "s" / files[0]).read_bytes())
+    with pytest.raises(WeightsError, match=rf"({'|'.join(first)}) is in more than one file"):
+        open_checkpoint(tmp_path / "s")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.int32])
+def test_tensors_that_are_not_of_floats_are_named(folder, dtype):
+    """Quantised weights without their scales would be read as numbers."""
+    rewrite(folder, lambda state: state.update({NAME: state[NAME].to(dtype)}))
+    with pytest.raises(WeightsError, match=rf"{NAME} is of type"):
+        open_checkpoint(folder)
+
+
+def test_constants_of_the_rotary_embedding_are_passed_over(folder, network):
+    rewrite(
+        folder,
+        lambda s: s.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}),
+    )
+    assert torch.equal(tensors(folder)["head"], network.state_dict()["lm_head.weight"])
+
+
+def test_a_head_beside_tied_embeddings_has_to_be_their_copy(tmp_path):
+    tiny_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(tmp_path, lambda state: state.update({"lm_head.weight": embedding.clone()}))
+    assert "head" not in tensors(tmp_path)
+    rewrite(tmp_path, lambda state: state["lm_head.weight"].mul_(2))
+    with pytest.raises(WeightsError, match=r"lm_head\.weight differs from model\.embed_tokens"):
+        open_checkpoint(tmp_path)
 
 
 def test_an_unknown_gguf_type_is_refused(tmp_path, network):

@@ -66,6 +66,8 @@ def _open_folder(folder: Path) -> Checkpoint | TransformersCheckpoint:
     config = read_hf_config(folder)
     family, source = family_of(config.architecture), SafetensorsWeights(folder)
     config.check_num_layers(len(source.shapes()))
+    if config.tie_word_embeddings:
+        source.drop_copy("lm_head.weight", of="model.embed_tokens.weight")
     return Checkpoint(config, family, source)
 
 
