@@ -25,7 +25,7 @@ serve: install
 test: install-dev model
 	$(BIN)/python -m pytest -m "not soak" $(ARGS)
 
-soak: install-dev model
+soak: install-dev model gemma
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
 # This copy against the commit before it; ARGS="--rounds 5" and the like.
@@ -63,6 +63,10 @@ docs: install-dev
 
 model: install
 	$(BIN)/noria fetch
+
+.PHONY: gemma
+gemma: install
+	$(BIN)/noria fetch gemma-3-270m
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
