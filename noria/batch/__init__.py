@@ -1,0 +1,1 @@
+"""Many requests from a file: each asked once, whatever interrupts the work."""

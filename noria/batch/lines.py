@@ -1,0 +1,71 @@
+"""A batch's input: one request a line, as JSON."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from noria.client.request import chat_spec, completion_spec
+from noria.v1 import chat_pb2
+
+MAX_LINE_BYTES = 16 * 2**20
+# What a line may hold besides what the client takes as an option.
+_OWN = ("id", "messages", "prompt")
+
+
+class LineError(ValueError):
+    """A line that is no request; the text names line and field, and quotes nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Line `number` (from 1) of the input; `id` is its own name, or the number."""
+
+    number: int
+    id: str
+    spec: chat_pb2.ChatSpec | chat_pb2.CompletionSpec
+
+
+def read_lines(path: Path, priority: int) -> Iterator[Line]:
+    """The requests of a file, one after the other; blank lines are passed over.
+
+    A request has `messages` (role and content each) or a `prompt` (text, or token ids), may
+    have an `id`, and any option of the client; where it names no priority it gets `priority`.
+    Raises LineError.
+    """
+    with path.open("rb") as file:
+        for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            if len(raw) > MAX_LINE_BYTES:
+                raise LineError(f"line {number}: more than {MAX_LINE_BYTES} bytes")
+            if raw.strip():
+                yield _line(number, raw, priority)
+
+
+def _line(number: int, raw: bytes, priority: int) -> Line:
+    try:
+        request = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise LineError(f"line {number}: not JSON") from None
+    if not isinstance(request, dict):
+        raise LineError(f"line {number}: not a JSON object")
+    given = request.get("id", number)
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise LineError(f"line {number}: id: a text or a whole number is needed")
+    try:
+        return Line(number, str(given), _spec({"priority": priority, **request}))
+    except (ValueError, TypeError) as error:
+        raise LineError(f"line {number}: {error}") from None
+
+
+def _spec(request: dict[str, Any]) -> chat_pb2.ChatSpec | chat_pb2.CompletionSpec:
+    options = {name: value for name, value in request.items() if name not in _OWN}
+    if "messages" in request and "prompt" in request:
+        raise ValueError("prompt: not together with messages")
+    if "messages" in request:
+        if not isinstance(request["messages"], list):
+            raise TypeError("messages: a list is needed")
+        return chat_spec(request["messages"], options)
+    if "prompt" in request:
+        return completion_spec(request["prompt"], options)
+    raise ValueError("messages: missing, and there is no prompt")
