@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_NORIA = "from noria.cli.main import main; main()"
 _STOP_S = 30.0
 
 
@@ -41,9 +40,9 @@ def serving(folder: Path, *flags: str) -> Iterator[Served]:
             "NORIA_CONFIG_DIR": config,
             "NORIA_API_KEY": key,
         }
-        argv = [sys.executable, "-P", "-c", _NORIA, "up", "--port", "0", "--metrics-port", "0"]
+        argv = [sys.executable, "-P", "-m", "noria.cli", "up"]
         with subprocess.Popen(
-            [*argv, *flags],
+            [*argv, "--port", "0", "--metrics-port", "0", *flags],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noria.client.request import chat_spec, completion_spec
-from noria.v1 import chat_pb2
+from noria.client.request import ChatOptions, Messages, RawPrompt, chat_spec, completion_spec
 
 MAX_LINE_BYTES = 16 * 2**20
 # What a line may hold besides what the client takes as an option.
@@ -20,11 +19,16 @@ class LineError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Line `number` (from 1) of the input; `id` is its own name, or the number."""
+    """Line `number` (from 1) of the input; `id` is its own name, or the number.
+
+    It asks a chat's `messages` or a raw `prompt`; the other one is None.
+    """
 
     number: int
     id: str
-    spec: chat_pb2.ChatSpec | chat_pb2.CompletionSpec
+    messages: Messages | None
+    prompt: RawPrompt | None
+    options: ChatOptions
 
 
 def read_lines(path: Path, priority: int) -> Iterator[Line]:
@@ -53,19 +57,22 @@ def _line(number: int, raw: bytes, priority: int) -> Line:
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise LineError(f"line {number}: id: a text or a whole number is needed")
     try:
-        return Line(number, str(given), _spec({"priority": priority, **request}))
+        return _request(number, str(given), {"priority": priority, **request})
     except (ValueError, TypeError) as error:
         raise LineError(f"line {number}: {error}") from None
 
 
-def _spec(request: dict[str, Any]) -> chat_pb2.ChatSpec | chat_pb2.CompletionSpec:
-    options = {name: value for name, value in request.items() if name not in _OWN}
-    if "messages" in request and "prompt" in request:
+def _request(number: int, line_id: str, request: dict[str, Any]) -> Line:
+    options: Any = {name: value for name, value in request.items() if name not in _OWN}
+    messages, prompt = request.get("messages"), request.get("prompt")
+    if messages is not None and prompt is not None:
         raise ValueError("prompt: not together with messages")
-    if "messages" in request:
-        if not isinstance(request["messages"], list):
+    if messages is not None:
+        if not isinstance(messages, list):
             raise TypeError("messages: a list is needed")
-        return chat_spec(request["messages"], options)
-    if "prompt" in request:
-        return completion_spec(request["prompt"], options)
-    raise ValueError("messages: missing, and there is no prompt")
+        chat_spec(messages, options)
+    elif prompt is not None:
+        completion_spec(prompt, options)
+    else:
+        raise ValueError("messages: missing, and there is no prompt")
+    return Line(number, line_id, messages, prompt, options)

@@ -22,8 +22,9 @@ class BatchStoppedError(Exception):
 
 @dataclass(slots=True)
 class Progress:
-    """What this run has done so far; `failed` of the `done` ended with an error."""
+    """What this run has done since `begun`; `failed` of the `done` ended with an error."""
 
+    begun: float = 0.0
     total: int = 0
     skipped: int = 0
     done: int = 0

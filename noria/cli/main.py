@@ -4,6 +4,7 @@ import importlib
 
 import click
 
+from noria.cli.batch import batch
 from noria.cli.chat import chat
 from noria.cli.demo import demo
 from noria.cli.fetch import fetch
@@ -49,5 +50,5 @@ def main() -> None:
     """Serve an open-weight chat model, and talk to it."""
 
 
-for _command in (up, chat, plan, demo, fetch):
+for _command in (up, chat, batch, plan, demo, fetch):
     main.add_command(_command)

@@ -7,7 +7,14 @@ from typing import Any, Self, Unpack
 import grpc
 
 from noria.client.connection import channel_options, checked_address, find_api_key, key_metadata
-from noria.client.request import ChatOptions, Messages, chat_spec, checked_timeout
+from noria.client.request import (
+    ChatOptions,
+    Messages,
+    RawPrompt,
+    chat_spec,
+    checked_timeout,
+    completion_spec,
+)
 from noria.client.result import ChatResult, result_of
 from noria.client.retry import Calls, errors_of_call, repeated_async
 from noria.client.stream import AsyncChatStream
@@ -76,6 +83,18 @@ class AsyncClient:
             response = await repeated_async(
                 attempts,
                 lambda timeout: self._stub().Chat(
+                    request, timeout=timeout, metadata=self._metadata
+                ),
+            )
+        return result_of(response)
+
+    async def complete(self, prompt: RawPrompt, **options: Unpack[ChatOptions]) -> ChatResult:
+        """Continue a raw prompt, to which no template is applied, and wait for all of it."""
+        request = chat_pb2.CompletionRequest(spec=completion_spec(prompt, options))
+        with self._calls.begin(self._deadline(options)) as attempts:
+            response = await repeated_async(
+                attempts,
+                lambda timeout: self._stub().Completion(
                     request, timeout=timeout, metadata=self._metadata
                 ),
             )

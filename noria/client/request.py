@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypedDict
 
 from noria.v1 import chat_pb2, common_pb2
@@ -9,6 +10,8 @@ from noria.v1 import chat_pb2, common_pb2
 Turn: TypeAlias = tuple[str, str] | Mapping[str, str] | chat_pb2.Message
 # A question, or a conversation of turns, oldest first.
 Messages: TypeAlias = str | Sequence[Turn]
+# What no template is applied to: text, or token ids.
+RawPrompt: TypeAlias = str | Sequence[int]
 
 _ROLES = {
     "system": chat_pb2.ROLE_SYSTEM,
@@ -74,7 +77,7 @@ _SAMPLING = (
     "min_tokens",
     "ignore_eos",
 )
-_SPEC = ("system", "model", "max_tokens", "n", "skip_special_tokens", "priority", "trace_steps")
+_SPEC = ("model", "max_tokens", "n", "skip_special_tokens", "priority", "trace_steps")
 
 
 def _checked(field: str, assign: Callable[[], object]) -> None:
@@ -132,13 +135,38 @@ def chat_spec(messages: Messages, options: Mapping[str, Any]) -> chat_pb2.ChatSp
 
     Ranges are the server's to judge; here only what the wire cannot carry fails.
     """
-    unknown = sorted(options.keys() - ChatOptions.__annotations__.keys())
-    if unknown:
-        raise TypeError(f"unknown option {unknown[0]!r}")
     turns = [("user", messages)] if isinstance(messages, str) else messages
     spec = chat_pb2.ChatSpec()
     spec.messages.extend(_message(turn, f"messages[{i}]") for i, turn in enumerate(turns))
-    _set(spec, options, _SPEC)
+    _set_options(spec, options, ("system", *_SPEC))
+    return spec
+
+
+def completion_spec(prompt: RawPrompt, options: Mapping[str, Any]) -> chat_pb2.CompletionSpec:
+    """The spec of a raw prompt, text or token ids. Raises like `chat_spec`."""
+    if not isinstance(prompt, Sequence):
+        raise TypeError("prompt: a text or a list of token ids is needed")
+    spec = chat_pb2.CompletionSpec()
+    if isinstance(prompt, str):
+        _checked("prompt", lambda: setattr(spec, "text", prompt))
+    else:
+        spec.token_ids.SetInParent()
+        _checked("prompt", partial(spec.token_ids.ids.extend, prompt))
+    if options.get("system") is not None:
+        raise TypeError("system: a raw prompt has none")
+    _set_options(spec, options, _SPEC)
+    return spec
+
+
+def _set_options(
+    spec: chat_pb2.ChatSpec | chat_pb2.CompletionSpec,
+    options: Mapping[str, Any],
+    own: Sequence[str],
+) -> None:
+    unknown = sorted(options.keys() - ChatOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}")
+    _set(spec, options, own)
     sampling = common_pb2.SamplingParams()
     _set(sampling, options, _SAMPLING)
     _extend(sampling, options, "stop_token_ids")
@@ -146,7 +174,6 @@ def chat_spec(messages: Messages, options: Mapping[str, Any]) -> chat_pb2.ChatSp
     biases = options.get("logit_bias") or {}
     _checked("logit_bias", lambda: sampling.logit_bias.update(biases))
     spec.sampling.CopyFrom(sampling)
-    return spec
 
 
 def checked_timeout(timeout: float) -> float:

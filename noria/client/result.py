@@ -62,7 +62,7 @@ class ChatResult:
     prompt_tokens: tuple[chat_pb2.PromptToken, ...] = ()
 
 
-def result_of(response: chat_pb2.ChatResponse) -> ChatResult:
+def result_of(response: chat_pb2.ChatResponse | chat_pb2.CompletionResponse) -> ChatResult:
     """A unary answer."""
     choices = tuple(_choice(choice) for choice in response.choices)
     return _result(

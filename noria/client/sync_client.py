@@ -8,7 +8,14 @@ import grpc
 
 from noria.client.connection import channel_options, checked_address, find_api_key, key_metadata
 from noria.client.decode import error_of_rpc
-from noria.client.request import ChatOptions, Messages, chat_spec, checked_timeout
+from noria.client.request import (
+    ChatOptions,
+    Messages,
+    RawPrompt,
+    chat_spec,
+    checked_timeout,
+    completion_spec,
+)
 from noria.client.result import ChatResult, result_of
 from noria.client.retry import Calls, repeated
 from noria.client.stream import ChatStream
@@ -76,6 +83,18 @@ class Client:
             response = repeated(
                 attempts,
                 lambda timeout: self._stub.Chat(request, timeout=timeout, metadata=self._metadata),
+            )
+        return result_of(response)
+
+    def complete(self, prompt: RawPrompt, **options: Unpack[ChatOptions]) -> ChatResult:
+        """Continue a raw prompt, to which no template is applied, and wait for all of it."""
+        request = chat_pb2.CompletionRequest(spec=completion_spec(prompt, options))
+        with self._calls.begin(self._deadline(options)) as attempts:
+            response = repeated(
+                attempts,
+                lambda timeout: self._stub.Completion(
+                    request, timeout=timeout, metadata=self._metadata
+                ),
             )
         return result_of(response)
 

@@ -31,7 +31,7 @@ def public(cls):
 def test_both_flavours_have_the_same_surface():
     assert public(Client) == public(AsyncClient)
     assert public(ChatStream) == public(AsyncChatStream)
-    for name in ("stream_chat", "chat", "cancel", "__init__"):
+    for name in ("stream_chat", "chat", "complete", "cancel", "__init__"):
         mine, theirs = (inspect.signature(getattr(c, name)) for c in (Client, AsyncClient))
         assert mine.parameters == theirs.parameters
 
