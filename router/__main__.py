@@ -18,7 +18,13 @@ from router.keys_format import KeysFormatError
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER", "show_default": True})
 @click.option("--listen", default="127.0.0.1:50051", help="host:port; port 0 picks one.")
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
-@click.option("--tokenizer", required=True, help="host:port of the tokenizer service.")
+@click.option(
+    "--tokenizer",
+    "tokenizers",
+    multiple=True,
+    envvar="NORIA_ROUTER_TOKENIZER",
+    help="host:port of a tokenizer service; repeatable, in the environment separated by spaces.",
+)
 @click.option(
     "--worker",
     "workers",

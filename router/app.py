@@ -34,7 +34,7 @@ from router.servicer import ChatServicer
 from router.stalls import StallWatch
 from router.state import router_state
 from router.token_stream import TokenStream
-from router.tokenizer import Tokenizer
+from router.tokenizers import Tokenizers
 from router.worker_session import WorkerSession
 from router.worker_state import SilenceLimits
 
@@ -61,7 +61,7 @@ class Router:
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self.address = self.metrics_address = ""
-        self.registry = Registry()
+        self.registry = Registry(any_name=len(config.tokenizers) == 1)
         self.metrics_registry = new_registry()
         self._metrics = RouterMetrics(self.metrics_registry, self.state)
         self._config = config
@@ -78,7 +78,7 @@ class Router:
         self._keys = KeyRing(_first_keys(config, keys_file))
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
-        self._tokenizer = self._new_tokenizer()
+        self._tokenizers = self._new_tokenizers()
         self._servicer = self._new_servicer(seed_source)
         self._loops = self._new_loops(keys_file)
 
@@ -88,7 +88,7 @@ class Router:
             "requests": len(self._live),
             "permits": self._queue.num_requests,
             "queued_tokens": self._queue.num_tokens,
-            "decode_slots": self._tokenizer.slots.num_slots,
+            "decode_slots": self._tokenizers.num_slots,
             "attempts": sum(len(worker.attempts) for worker in self.registry),
             "tokens_in_flight": sum(worker.tokens_in_flight for worker in self.registry),
         }
@@ -98,7 +98,7 @@ class Router:
         return router_state(self._config, self.held(), self._queue, self.registry)
 
     async def wait_ready(self) -> None:
-        """Return once the tokenizer and at least one usable worker are connected."""
+        """Return once a usable worker and its model's tokenizer are connected."""
         await self._ready.wait()
 
     async def drain(self, grace_s: float) -> None:
@@ -136,18 +136,19 @@ class Router:
     async def running(self, server: RunningServer) -> AsyncIterator[None]:
         """Do inside the block what is done beside answering calls."""
         sessions = [self._new_session(address).run for address in self._config.workers]
-        loops = [self._tokenizer.run, *sessions, *self._loops.all(server)]
+        tokenizers = [each.run for each in self._tokenizers]
+        loops = [*tokenizers, *sessions, *self._loops.all(server)]
         kept = [keep_running(loop, loop_end(self._log)) for loop in loops]
-        async with self._tokenizer.encoding(), background(kept):
+        async with self._tokenizers.encoding(), background(kept):
             yield
 
-    def _new_tokenizer(self) -> Tokenizer:
-        return Tokenizer(
-            self._config.tokenizer,
+    def _new_tokenizers(self) -> Tokenizers:
+        return Tokenizers(
+            self._config.tokenizers,
             self.registry,
             patience_s=self._config.tokenizer_patience_s,
             on_change=self._on_change,
-            on_new_vocabulary=self._end_all_encoded,
+            on_new_vocabulary=self._end_encoded,
             clock=self._clock,
             log=self._log,
         )
@@ -166,8 +167,7 @@ class Router:
 
     def _new_servicer(self, seed_source: Callable[[], int]) -> ChatServicer:
         chats = Chats(
-            encoder=self._tokenizer,
-            slots=self._tokenizer.slots,
+            text=self._tokenizers,
             registry=self.registry,
             queue=self._queue,
             dispatcher=self._dispatcher,
@@ -204,15 +204,15 @@ class Router:
             log=self._log,
         )
 
-    def _end_all_encoded(self) -> None:
-        """End every request, wherever it is: its ids are of a vocabulary that is gone."""
+    def _end_encoded(self, models: frozenset[str]) -> None:
+        """End these models' requests, wherever they are: their ids' vocabulary is gone."""
         changed = "the tokenizer came back with another vocabulary"
-        self._live.interrupt_all(RequestError(Reason.TOKENIZER_LOST, changed))
+        self._live.interrupt_all(RequestError(Reason.TOKENIZER_LOST, changed), models)
 
     def _on_change(self) -> None:
-        """A worker or the tokenizer came or went, or the drain began."""
-        usable = any(self.registry.understands(worker) for worker in self.registry)
-        if usable and self._tokenizer.is_up and self._admission.is_open:
+        """A worker or a tokenizer came or went, or the drain began."""
+        usable = {w.figures.model for w in self.registry if self.registry.understands(w)}
+        if self._admission.is_open and any(map(self._tokenizers.is_up, usable)):
             self._ready.set()
         else:
             self._ready.clear()

@@ -31,10 +31,14 @@ from router.requests import (
 from router.token_stream import TokenStream
 
 
-class Encoder(Protocol):
-    """Turns prompts into ids; `deadline` is on the router's clock."""
+class TextSide(Protocol):
+    """Turns prompts of a model into ids, and ids into text; `deadline` is on the router's clock."""
 
-    async def encode(self, prompt: Prompt, deadline: float, traceparent: str) -> EncodedPrompt: ...
+    async def encode(
+        self, model: str, prompt: Prompt, deadline: float, traceparent: str
+    ) -> EncodedPrompt: ...
+
+    def slots(self, model: str) -> SlotPort: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,7 @@ class Chats:
     `cache_secret` salts cached prefixes: routers that share it share what workers cached.
     """
 
-    encoder: Encoder
-    slots: SlotPort
+    text: TextSide
     registry: Registry
     queue: RequestQueue[TokenStream]
     dispatcher: Dispatcher
@@ -75,7 +78,8 @@ class Chats:
         with contextlib.ExitStack() as held:
             limits = self.limits(call, chat)
             permit = held.enter_context(self.queue.permit())
-            prompt = await self.encoded(call, chat)
+            prompt = await self.encoded(call, chat, limits.model)
+            port = self.text.slots(limits.model)
             generation = self._generation(call, chat, limits, prompt)
             head = AnswerHead(
                 call.record.request_id,
@@ -89,8 +93,7 @@ class Chats:
             )
             options = _slot_options(chat, prompt)
             slots = [
-                held.enter_context(DecodeSlot(options, choice, self.slots))
-                for choice in answer.choices
+                held.enter_context(DecodeSlot(options, choice, port)) for choice in answer.choices
             ]
             stream = TokenStream(generation, permit, answer, self.dispatcher)
             answer.bind(slots, stream.withdraw)
@@ -99,9 +102,9 @@ class Chats:
 
     async def count(self, call: Call, chat: GenerationInput) -> int:
         """The prompt's tokens as the model would see them. Raises like `answering`."""
-        self.limits(call, chat)
+        limits = self.limits(call, chat)
         with self.queue.permit():
-            return len((await self.encoded(call, chat)).token_ids)
+            return len((await self.encoded(call, chat, limits.model)).token_ids)
 
     def limits(self, call: Call, chat: GenerationInput) -> ModelLimits:
         """Raises what `Registry.limits` does."""
@@ -109,10 +112,10 @@ class Chats:
         call.record.model = limits.model
         return limits
 
-    async def encoded(self, call: Call, chat: GenerationInput) -> EncodedPrompt:
-        """The prompt's ids. Raises what the encoder does."""
+    async def encoded(self, call: Call, chat: GenerationInput, model: str) -> EncodedPrompt:
+        """The prompt's ids for a model. Raises what the text side does."""
         call.record.encoding()
-        prompt = await self.encoder.encode(chat.prompt, call.deadline, call.traceparent)
+        prompt = await self.text.encode(model, chat.prompt, call.deadline, call.traceparent)
         call.record.encoded(len(prompt.token_ids), prompt.duration_us)
         return prompt
 

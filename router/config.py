@@ -20,6 +20,7 @@ class RouterConfig:
     whoever holds the one key whose SHA-256 in hex is `api_key_sha256` (tenant "default").
     `metrics_listen` is host:port for /metrics; empty: none.
     `cache_secret` salts the tenants' cached prefixes; empty: a new one at each start.
+    A lone tokenizer has every model; of several each has the model of its own name.
     `tokenizer_patience_s` is how long requests wait for a tokenizer that went away,
     `worker_patience_s` how long queued ones wait for a model's last worker.
     A worker's load counts for `load_ttl_s`; a step is a stall from `stall_min_s` on at the
@@ -27,7 +28,7 @@ class RouterConfig:
     Raises ValueError for a value out of range.
     """
 
-    tokenizer: str
+    tokenizers: tuple[str, ...]
     workers: tuple[str, ...]
     api_key_sha256: str = ""
     keys_file: Path | None = None
@@ -48,10 +49,11 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         self._check_keys()
-        if not self.workers:
-            raise ValueError("worker: 0 addresses; at least 1")
-        if len(set(self.workers)) != len(self.workers):
-            raise ValueError("worker: the same address twice")
+        for flag, addresses in (("tokenizer", self.tokenizers), ("worker", self.workers)):
+            if not addresses:
+                raise ValueError(f"{flag}: 0 addresses; at least 1")
+            if len(set(addresses)) != len(addresses):
+                raise ValueError(f"{flag}: the same address twice")
         for name in ("max_queued_requests", "max_queued_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; at least 1")

@@ -34,7 +34,7 @@ async def estimate(chats: Chats, call: Call, chat: GenerationInput, result: Esti
     """
     limits = chats.limits(call, chat)
     with chats.queue.permit():
-        prompt = await chats.encoded(call, chat)
+        prompt = await chats.encoded(call, chat, limits.model)
     result.input_tokens = len(prompt.token_ids)
     _price(result, chat, limits)
     chats.queue.check_tokens(result.input_tokens)

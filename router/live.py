@@ -81,9 +81,11 @@ class LiveRequests:
             if error is not None:
                 request.interrupt.set(error)
 
-    def interrupt_all(self, error: RequestError) -> None:
+    def interrupt_all(self, error: RequestError, models: frozenset[str] | None = None) -> None:
+        """End every request, or those of these models alone."""
         for request in list(self._live.values()):
-            request.interrupt.set(error)
+            if models is None or request.record.model in models:
+                request.interrupt.set(error)
 
     async def wait_idle(self) -> None:
         """Return once nothing is live."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from noria.reasons import Reason, RequestError, invalid_field
+from router.vocabularies import Vocabularies
 from router.worker_state import WorkerState
 
 # Model names that a key may use; None: all.
@@ -31,25 +32,34 @@ class ServedModel:
 class Registry:
     """All connected workers, and which of them may be used for a model.
 
-    `vocab_fingerprint` is the tokenizer's; a worker with another one is not used, since
-    its ids mean something else.
+    A worker whose vocabulary is not that of its model's tokenizers is not used: its ids mean
+    something else. `any_name`: the one tokenizer that there is has every model, whatever it
+    calls its own.
     """
 
-    def __init__(self) -> None:
-        self._vocab_fingerprint: str | None = None
+    def __init__(self, *, any_name: bool = True) -> None:
+        self._vocabularies = Vocabularies(any_name=any_name)
         self._workers: dict[str, WorkerState] = {}
         # Names outlive their workers, to tell "no worker now" from "no such model".
         self._models: dict[str, str] = {}
         self._unserved_since: dict[str, float] = {}
 
-    @property
-    def vocab_fingerprint(self) -> str | None:
-        return self._vocab_fingerprint
+    def tell_vocabulary(self, tokenizer: str, model: str, fingerprint: str) -> frozenset[str]:
+        """Take in what a tokenizer has; the models that had another vocabulary before."""
+        before = {name: self.vocabulary(name) for name in self._models.values()}
+        self._vocabularies.tell(tokenizer, model, fingerprint)
+        changed = {name for name in before if before[name] != self.vocabulary(name)}
+        for name in changed:
+            self._unserved_since.pop(name, None)
+        return frozenset(name for name in changed if before[name] is not None)
 
-    @vocab_fingerprint.setter
-    def vocab_fingerprint(self, fingerprint: str) -> None:
-        self._vocab_fingerprint = fingerprint
-        self._unserved_since.clear()
+    def vocabulary(self, model: str) -> str | None:
+        """The fingerprint of the model's vocabulary; None before a tokenizer has told it."""
+        return self._vocabularies.of(model)
+
+    def has_model(self, tokenizer: str, model: str) -> bool:
+        """Whether this tokenizer has the model, with the vocabulary that counts."""
+        return self._vocabularies.has(tokenizer, model)
 
     def add(self, worker: WorkerState) -> None:
         figures = worker.figures
@@ -72,12 +82,12 @@ class Registry:
         return iter(self._workers.values())
 
     def usable(self, model: str) -> list[WorkerState]:
-        """Workers that serve `model` with the tokenizer's vocabulary."""
+        """Workers that serve `model` with its tokenizer's vocabulary."""
         return [w for w in self if w.figures.model == model and self.understands(w)]
 
     def understands(self, worker: WorkerState) -> bool:
         """Whether worker and tokenizer agree about the vocabulary."""
-        return worker.figures.vocab_fingerprint == self.vocab_fingerprint
+        return worker.figures.vocab_fingerprint == self.vocabulary(worker.figures.model)
 
     def unserved_s(self, model: str, now: float) -> float:
         """For how long this has been asked while no worker was usable; 0 while there is one."""
@@ -148,11 +158,11 @@ class Registry:
 
     def _why_none(self, model: str) -> RequestError:
         connected = [w for w in self if w.figures.model == model]
-        if connected and self.vocab_fingerprint is not None:
+        if connected and self.vocabulary(model) is not None:
             mismatch = "the model's workers and the tokenizer disagree about the vocabulary"
             return RequestError(Reason.VOCABULARY_MISMATCH, mismatch)
         if connected:
-            return RequestError(Reason.NO_TOKENIZER, "no tokenizer is connected")
+            return RequestError(Reason.NO_TOKENIZER, f"no tokenizer of {model} is connected")
         return RequestError(Reason.NO_WORKER, f"no worker serves {model} now")
 
 

@@ -1,12 +1,13 @@
-"""The tokenizer service: kept connected; prompts into ids, decode slots.
+"""One tokenizer service: kept connected; prompts into ids, decode slots.
 
-While it is away, requests wait for it up to a patience: new ones before their encoding,
-running ones with their text. After that they end with NO_TOKENIZER or TOKENIZER_LOST.
+While it is away, running requests wait with their text up to a patience; after that they end
+with TOKENIZER_LOST.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import grpc
 import structlog
@@ -20,16 +21,7 @@ from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from router import wire_tokenizer
 from router.connection import SESSION_OPTIONS, keep_connected
 from router.decode_session import DecodeSession
-from router.prompt_size import check_fits
-from router.registry import Registry
-from router.requests import (
-    Conversation,
-    EncodedPrompt,
-    Prompt,
-    RawIds,
-    RawText,
-    check_ids,
-)
+from router.requests import Conversation, EncodedPrompt, RawText
 
 # The channel for encoding lives as long as the router and comes back about as fast as
 # the session does.
@@ -44,48 +36,47 @@ _ENCODE_OPTIONS: Options = (
 _INFO_TIMEOUT_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a tokenizer says of itself. 0 `max_piece_bytes`: not told."""
+
+    model: str = ""
+    vocab_size: int = 0
+    max_piece_bytes: int = 0
+
+
 class Tokenizer:
     """One tokenizer service.
 
-    `on_change` is called when it comes or goes, `on_new_vocabulary` when it comes back with
-    another vocabulary: whatever ids were made before mean something else from then on.
+    `on_info` hears what it says of itself each time it comes, before it is up; `on_change`
+    is called whenever it comes or goes.
     """
 
     def __init__(
         self,
         address: str,
-        registry: Registry,
         *,
         patience_s: float,
+        on_info: Callable[["Tokenizer", tokenizer_pb2.GetTokenizerInfoResponse], None],
         on_change: Callable[[], None],
-        on_new_vocabulary: Callable[[], None],
-        clock: Callable[[], float],
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
-        self._address = address
-        self._registry = registry
+        self.address = address
         self._patience_s = patience_s
+        self._on_info = on_info
         self._on_change = on_change
-        self._on_new_vocabulary = on_new_vocabulary
-        self._clock = clock
         self._log = log.bind(tokenizer=address)
-        self._up = asyncio.Event()
-        self._model = ""
-        self._vocab_size = 0
-        self._max_piece_bytes = 0
         self._patience: asyncio.TimerHandle | None = None
         self._last_break = ""
         self._encoder: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
+        self.facts = TokenizerFacts()
+        self.is_up = False
         self.slots = DecodeSession()
-
-    @property
-    def is_up(self) -> bool:
-        return self._up.is_set()
 
     @contextlib.asynccontextmanager
     async def encoding(self) -> AsyncIterator[None]:
         """Inside the block `encode` may be called, whether or not it runs."""
-        async with grpc.aio.insecure_channel(self._address, options=_ENCODE_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self.address, options=_ENCODE_OPTIONS) as channel:
             self._encoder = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
             try:
                 yield
@@ -96,53 +87,23 @@ class Tokenizer:
         """Stay connected until cancelled."""
         await keep_connected(self._connect, self._on_break)
 
-    async def encode(self, prompt: Prompt, deadline: float, traceparent: str) -> EncodedPrompt:
-        """The prompt's ids. Waits for a tokenizer that is away, up to the patience.
-
-        Raises what the tokenizer refuses, NO_TOKENIZER, DEADLINE_EXCEEDED, and
-        CONTEXT_LENGTH_EXCEEDED for a text that is too long whatever its ids are.
-        """
-        if isinstance(prompt, RawIds):
-            return EncodedPrompt(check_ids(prompt.token_ids, self._vocab_size))
-        check_fits(prompt, self._longest_context(), self._max_piece_bytes)
-        give_up = self._clock() + self._patience_s
-        while True:
-            await self._wait_up(give_up - self._clock())
-            try:
-                return await self._encode_once(prompt, deadline - self._clock(), traceparent)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or self._clock() >= give_up:
-                    raise request_error(error) from error
-            # The session hears of the break, too, but perhaps a moment later.
-            await asyncio.sleep(0.05)
-
-    def _longest_context(self) -> int:
-        usable = (worker for worker in self._registry if self._registry.understands(worker))
-        return max((worker.figures.max_model_len for worker in usable), default=0)
-
-    async def _encode_once(
+    async def encode(
         self, prompt: Conversation | RawText, timeout_s: float, traceparent: str
     ) -> EncodedPrompt:
+        """The prompt's ids. Raises grpc.aio.AioRpcError."""
         timeout, metadata = max(timeout_s, 0), ((TRACEPARENT, traceparent),)
         if isinstance(prompt, RawText):
-            text = wire_tokenizer.encode_text_request(prompt, self._model)
+            text = wire_tokenizer.encode_text_request(prompt, self.facts.model)
             encoded = await self._encoder.Encode(text, timeout=timeout, metadata=metadata)
             return EncodedPrompt(list(encoded.token_ids), duration_us=encoded.duration_us)
-        chat = wire_tokenizer.encode_chat_request(prompt, self._model)
+        chat = wire_tokenizer.encode_chat_request(prompt, self.facts.model)
         response = await self._encoder.EncodeChat(chat, timeout=timeout, metadata=metadata)
         return EncodedPrompt(
             list(response.prompt_token_ids), response.starts_in_thinking, response.duration_us
         )
 
-    async def _wait_up(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(max(timeout_s, 0)):
-                await self._up.wait()
-        except TimeoutError:
-            raise RequestError(Reason.NO_TOKENIZER, "no tokenizer is connected") from None
-
     async def _connect(self) -> None:
-        async with grpc.aio.insecure_channel(self._address, options=SESSION_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self.address, options=SESSION_OPTIONS) as channel:
             stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
             info = await stub.GetTokenizerInfo(
                 tokenizer_pb2.GetTokenizerInfoRequest(), timeout=_INFO_TIMEOUT_S
@@ -156,30 +117,17 @@ class Tokenizer:
                 self._start_patience()
 
     def _come_up(self, info: tokenizer_pb2.GetTokenizerInfoResponse) -> None:
-        known = self._registry.vocab_fingerprint
-        if known is not None and known != info.vocab_fingerprint:
-            self._on_new_vocabulary()
         self._stop_patience()
         self._last_break = ""
-        self._model, self._vocab_size = info.model, info.vocab_size
-        self._max_piece_bytes = info.max_piece_bytes
-        self._registry.vocab_fingerprint = info.vocab_fingerprint
-        self._up.set()
+        self.facts = TokenizerFacts(info.model, info.vocab_size, info.max_piece_bytes)
         self._log.info("tokenizer_connected", model=info.model)
-        for worker in self._registry:
-            if not self._registry.understands(worker):
-                theirs = worker.figures.vocab_fingerprint
-                self._log.error(
-                    "vocabulary_mismatch",
-                    tokenizer=info.vocab_fingerprint,
-                    worker=theirs,
-                    worker_id=worker.worker_id,
-                )
+        self._on_info(self, info)
+        self.is_up = True
         self._on_change()
 
     def _go_down(self) -> None:
         """Open nothing new here; what is open goes on while the session lasts."""
-        self._up.clear()
+        self.is_up = False
         self._on_change()
 
     def _start_patience(self) -> None:

@@ -114,7 +114,7 @@ class WorkerSession:
         self._last_break = ""
         figures = worker.figures
         self._log.info("worker_connected", model=figures.model, instance_id=figures.instance_id)
-        ours, theirs = self._registry.vocab_fingerprint, figures.vocab_fingerprint
+        ours, theirs = self._registry.vocabulary(figures.model), figures.vocab_fingerprint
         if ours is not None and ours != theirs:
             self._log.error("vocabulary_mismatch", tokenizer=ours, worker=theirs)
         self._on_change()

@@ -39,7 +39,7 @@ async def workers_of_speeds(model, folder, step_seconds):
         router = await enter(
             running_router(
                 RouterConfig(
-                    tokenizer=tokenizer.address,
+                    tokenizers=(tokenizer.address,),
                     workers=tuple(worker.address for worker in workers),
                     api_key_sha256=hashlib.sha256(API_KEY.encode()).hexdigest(),
                     listen="127.0.0.1:0",

@@ -488,7 +488,7 @@ async def routed(
     for worker in fakes:
         await worker.start()
     settings = RouterConfig(
-        tokenizer=tokenizer.address,
+        tokenizers=(tokenizer.address,),
         workers=tuple(worker.address for worker in fakes),
         listen="127.0.0.1:0",
         **{"api_key_sha256": KEY_SHA256, "tick_s": 0.01, **config},

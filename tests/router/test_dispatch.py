@@ -62,7 +62,7 @@ class House:
     def __init__(self, workers=1, load=None):
         self.clock = FakeClock()
         self.registry = Registry()
-        self.registry.vocab_fingerprint = "v"
+        self.registry.tell_vocabulary("t", "m", "v")
         self.queue = RequestQueue(1000, 10**6, self.clock)
         self.dispatcher = Dispatcher(self.queue, self.registry, self.clock)
         self.lines = {}
@@ -280,7 +280,7 @@ def test_a_model_whose_workers_only_the_new_tokenizer_misunderstands_gets_the_wh
     house = House(load=FULL)
     waiting = house.add(160)
     house.clock.now += 1000.0
-    house.registry.vocab_fingerprint = "another"
+    house.registry.tell_vocabulary("t", "m", "another")
     house.dispatcher.give_up_unserved(PATIENCE_S)
     house.clock.now += PATIENCE_S
     house.dispatcher.give_up_unserved(PATIENCE_S)

@@ -242,7 +242,7 @@ async def test_a_worker_with_another_vocabulary_is_not_used():
     """Alone it means VOCABULARY_MISMATCH; beside a matching one it is passed over."""
     async with routed(FakeWorker(vocab_fingerprint="other"), ready=False) as setup:
         await until(lambda: list(setup.router.registry) and setup.tokenizer.slots is not None)
-        await until(lambda: setup.router.registry.vocab_fingerprint is not None)
+        await until(lambda: setup.router.registry.vocabulary("fake-model") is not None)
         code, error = await failure(setup.stream())
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert error.reason is Reason.VOCABULARY_MISMATCH

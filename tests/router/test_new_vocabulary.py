@@ -11,7 +11,7 @@ async def swap(setup, fingerprint="other"):
     await setup.tokenizer.stop()
     setup.tokenizer.fingerprint = fingerprint
     await setup.tokenizer.start()
-    await until(lambda: setup.router.registry.vocab_fingerprint == fingerprint)
+    await until(lambda: setup.router.registry.vocabulary("fake-model") == fingerprint)
 
 
 async def assert_ended(call):
@@ -46,7 +46,7 @@ async def test_a_queued_request_is_never_given_to_a_worker_of_the_new_vocabulary
         worker.hello["vocab_fingerprint"] = "other"
         worker.auto = [9]
         await tokenizer.start()
-        await until(lambda: setup.router.registry.vocab_fingerprint == "other")
+        await until(lambda: setup.router.registry.vocabulary("fake-model") == "other")
         await worker.start()
         for call in (first, queued):
             await assert_ended(call)
@@ -62,8 +62,8 @@ async def test_the_same_vocabulary_again_ends_nothing():
         submit = await setup.submitted(1)
         await setup.tokenizer.stop()
         await setup.tokenizer.start()
-        await until(lambda: setup.router._tokenizer.is_up)
+        await until(lambda: setup.router._tokenizers.is_up("fake-model"))
         setup.worker.emit(submit.submit_number, 10)
         setup.worker.finish(submit.submit_number, "eos", 2)
         assert (await events(call))[-1].HasField("message_stop")
-        assert setup.router.registry.vocab_fingerprint == "vocabulary"
+        assert setup.router.registry.vocabulary("fake-model") == "vocabulary"

@@ -4,7 +4,7 @@ import pytest
 
 from router.config import RouterConfig
 
-GOOD = {"tokenizer": "t:1", "workers": ("w:1",), "api_key_sha256": "A1" * 32}
+GOOD = {"tokenizers": ("t:1",), "workers": ("w:1",), "api_key_sha256": "A1" * 32}
 
 
 def test_a_plain_configuration_is_accepted():
@@ -16,6 +16,8 @@ def test_a_plain_configuration_is_accepted():
     [
         ({"api_key_sha256": "a1"}, "api-key-sha256"),
         ({"api_key_sha256": "x" * 64}, "api-key-sha256"),
+        ({"tokenizers": ()}, "tokenizer: 0 addresses"),
+        ({"tokenizers": ("t:1", "t:1")}, "tokenizer: the same address twice"),
         ({"workers": ()}, "worker"),
         ({"workers": ("w:1", "w:1")}, "worker"),
         ({"max_queued_requests": 0}, "max-queued-requests"),

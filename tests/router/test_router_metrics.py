@@ -160,6 +160,7 @@ async def test_workers_are_told_by_state():
             1,
             1,
         ]
-        setup.router.registry.vocab_fingerprint = "another"
+        registry_of, tokenizer = setup.router.registry, setup.tokenizer.address
+        registry_of.tell_vocabulary(tokenizer, "fake-model", "another")
         assert figures_of(registry)["noria_workers", "usable"] == 0
-        setup.router.registry.vocab_fingerprint = "vocabulary"
+        registry_of.tell_vocabulary(tokenizer, "fake-model", "vocabulary")

@@ -229,7 +229,7 @@ async def tokenizer_refuses(setup, clock):
 
 async def no_tokenizer(setup, clock):
     await setup.tokenizer.stop()
-    await until(lambda: not setup.router._tokenizer.is_up)
+    await until(lambda: not setup.router._tokenizers.is_up("fake-model"))
     return setup.stream()
 
 

@@ -101,7 +101,7 @@ async def worker_fleet(model, script, *, num_workers=2, worker_flags=(), router=
         )
         await tokenizer.ready()
         config = {
-            "tokenizer": tokenizer.address,
+            "tokenizers": (tokenizer.address,),
             "workers": tuple([await address(worker) for worker in workers]),
             "api_key_sha256": hashlib.sha256(API_KEY.encode()).hexdigest(),
             "listen": ANY_PORT,

@@ -65,7 +65,7 @@ async def running_stack(
         await tokenizer.ready()
         facts = [await running.ready() for running in workers]
         settings = {
-            "tokenizer": tokenizer.address,
+            "tokenizers": (tokenizer.address,),
             "workers": tuple(running.address for running in workers),
             "api_key_sha256": hashlib.sha256(API_KEY.encode()).hexdigest(),
             "listen": "127.0.0.1:0",
