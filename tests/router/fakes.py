@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 import pytest
@@ -132,9 +132,13 @@ class Slot:
 class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
     """Ids are code points of the last message; an output id's text is in `pieces`."""
 
-    def __init__(self, fingerprint: str = "vocabulary") -> None:
+    def __init__(
+        self, fingerprint: str = "vocabulary", model: str = "tokenizer-model", text: str = " "
+    ) -> None:
         super().__init__()
         self.fingerprint = fingerprint
+        self.model = model
+        self.text = text
         self.max_piece_bytes = 0
         self.pieces: dict[int, str] = {}
         self.prompt_ids: list[int] | None = None
@@ -155,7 +159,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self, server)
 
     def text_of(self, token_id: int) -> str:
-        return self.pieces.get(token_id, f" {token_id}")
+        return self.pieces.get(token_id, f"{self.text}{token_id}")
 
     def break_sessions(self) -> None:
         """End every decode session as a crash would."""
@@ -164,7 +168,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def GetTokenizerInfo(self, request, context):  # noqa: N802
         return tokenizer_pb2.GetTokenizerInfoResponse(
-            model="tokenizer-model",
+            model=self.model,
             vocab_fingerprint=self.fingerprint,
             vocab_size=1000,
             max_piece_bytes=self.max_piece_bytes,
@@ -476,6 +480,7 @@ def texts(answer: list[chat_pb2.StreamEvent]) -> list[str]:
 async def routed(
     *workers: FakeWorker,
     tokenizer: FakeTokenizer | None = None,
+    more_tokenizers: Sequence[FakeTokenizer] = (),
     clock: Callable[[], float] = time.monotonic,
     seed: int = 7,
     ready: bool = True,
@@ -484,11 +489,11 @@ async def routed(
     """A router over loopback between fakes; everything must be at rest at the end."""
     tokenizer = tokenizer or FakeTokenizer()
     fakes = list(workers) or [FakeWorker()]
-    await tokenizer.start()
-    for worker in fakes:
-        await worker.start()
+    tokenizers = (tokenizer, *more_tokenizers)
+    for fake in (*tokenizers, *fakes):
+        await fake.start()
     settings = RouterConfig(
-        tokenizers=(tokenizer.address,),
+        tokenizers=tuple(each.address for each in tokenizers),
         workers=tuple(worker.address for worker in fakes),
         listen="127.0.0.1:0",
         **{"api_key_sha256": KEY_SHA256, "tick_s": 0.01, **config},
@@ -503,5 +508,5 @@ async def routed(
                 yield setup
                 await setup.at_rest()
     finally:
-        for fake in (tokenizer, *fakes):
+        for fake in (*tokenizers, *fakes):
             await fake.stop()
