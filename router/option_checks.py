@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 
 from noria.reasons import Reason, RequestError, invalid_field
 from noria.service import limits
+from noria.service.structured_output import StructuredOutputError
+from noria.service.wire_structured_output import checked_structured_output
 from noria.v1 import chat_pb2, common_pb2
-from router.requests import GenerationInput, Prompt, Sampling, check_min_tokens
+from router.requests import GenerationInput, Grammar, Prompt, Sampling, check_min_tokens
 
 Spec = chat_pb2.ChatSpec | chat_pb2.CompletionSpec
 
@@ -29,13 +31,6 @@ def check_counts(spec: Spec) -> None:
         raise RequestError(
             Reason.MESSAGE_TOO_LARGE, f"spec: {problem}", fields=(("spec", problem),)
         )
-
-
-def refuse_unsupported(spec: Spec) -> None:
-    """Raises UNSUPPORTED, or INVALID_FIELD for a value that no version would take."""
-    sampling = spec.sampling
-    if sampling.structured_output.WhichOneof("grammar") is not None:
-        raise unsupported("sampling.structured_output")
 
 
 def generation_input(spec: Spec, priority_ceiling: int, prompt: Prompt) -> GenerationInput:
@@ -101,7 +96,21 @@ def _sampling(params: common_pb2.SamplingParams) -> Sampling:
         prompt_logprobs=of_prompt if params.HasField("prompt_logprobs") else None,
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
+        grammar=_grammar(params) if params.HasField("structured_output") else None,
     )
+
+
+def _grammar(params: common_pb2.SamplingParams) -> Grammar:
+    """What only a compiler can judge is the worker's to say."""
+    if params.ignore_eos:
+        problem = "not with structured_output: nothing follows the end of a grammar"
+        raise invalid_field("sampling.ignore_eos", problem)
+    try:
+        kind, texts = checked_structured_output(params.structured_output)
+    except StructuredOutputError as error:
+        field = f"sampling.structured_output.{error.part}"
+        raise invalid_field(field, error.problem) from None
+    return Grammar(kind, texts)
 
 
 def _logit_bias(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:

@@ -1,7 +1,7 @@
 """What the router knows of a request, free of the wire's types."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from noria.reasons import invalid_field
 from noria.service.limits import MAX_PROMPT_LOGPROBS
@@ -42,6 +42,14 @@ Prompt = Conversation | RawText | RawIds
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output must be, opaque here. `texts` are treated like a prompt."""
+
+    kind: str
+    texts: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How each token is chosen; every value is in its range.
 
@@ -62,6 +70,7 @@ class Sampling:
     prompt_logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from router.option_checks import (
     at_most,
     check_counts,
     generation_input,
-    refuse_unsupported,
     unsupported,
 )
 from router.requests import Conversation, GenerationInput, Prompt, RawIds, RawText, Turn
@@ -29,7 +28,6 @@ def checked_chat(spec: chat_pb2.ChatSpec, priority_ceiling: int) -> GenerationIn
     """
     _check_chat_counts(spec)
     check_counts(spec)
-    refuse_unsupported(spec)
     _refuse_tools(spec)
     system = spec.system if spec.HasField("system") else None
     conversation = Conversation(system, tuple(_turns(spec)))
@@ -39,7 +37,6 @@ def checked_chat(spec: chat_pb2.ChatSpec, priority_ceiling: int) -> GenerationIn
 def checked_completion(spec: chat_pb2.CompletionSpec, priority_ceiling: int) -> GenerationInput:
     """The raw prompt and how to continue it, as plain data. Raises as `checked_chat` does."""
     check_counts(spec)
-    refuse_unsupported(spec)
     return generation_input(spec, priority_ceiling, _raw_prompt(spec))
 
 

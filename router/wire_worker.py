@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import islice
 
+from noria.service.wire_structured_output import structured_output
 from noria.v1 import common_pb2, worker_pb2
 from router.requests import Generation, Sampling
 from router.timeline import Phase, Reported
@@ -48,6 +49,7 @@ def submit(
 
 
 def _sampling(sampling: Sampling, seed: int) -> common_pb2.SamplingParams:
+    grammar = sampling.grammar
     return common_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -63,6 +65,7 @@ def _sampling(sampling: Sampling, seed: int) -> common_pb2.SamplingParams:
         prompt_logprobs=sampling.prompt_logprobs,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        structured_output=structured_output(grammar.kind, grammar.texts) if grammar else None,
     )
 
 

@@ -162,7 +162,7 @@ def _scalar(member: Any) -> Any:
     samples = {
         FieldDescriptor.CPPTYPE_BOOL: True,
         FieldDescriptor.CPPTYPE_FLOAT: 0.5,
-        FieldDescriptor.CPPTYPE_STRING: "a",
+        FieldDescriptor.CPPTYPE_STRING: "{}",
         FieldDescriptor.CPPTYPE_ENUM: 1,
     }
     return samples.get(member.cpp_type, 2)

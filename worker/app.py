@@ -17,6 +17,8 @@ from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.engine_output import EngineOutput
 from worker.engine_thread import EngineThread
+from worker.grammar.compiler import GrammarCompiler
+from worker.grammar.tokens import TokenTable
 from worker.metrics import WorkerMetrics, WorkerState
 from worker.servicer import WorkerServicer
 from worker.session_hub import SessionHub
@@ -139,7 +141,10 @@ async def running_worker(
         progress("importing torch", 0, 1)
         from worker.build import build_engine
 
-        return build_engine(config, progress)
+        return build_engine(config, progress, make_compiler)
+
+    def make_compiler(table: TokenTable) -> GrammarCompiler:
+        return compilers.enter_context(GrammarCompiler(table, thread.wake))
 
     def on_output(output: EngineOutput) -> None:
         if output.failure is not None:
@@ -147,7 +152,11 @@ async def running_worker(
         loop.call_soon_threadsafe(worker.deliver, output)
 
     thread = EngineThread(build, on_output)
-    async with _started(thread), running_server(add_services, (SERVICE,), config.listen) as server:
+    async with (
+        contextlib.AsyncExitStack() as compilers,
+        _started(thread),
+        running_server(add_services, (SERVICE,), config.listen) as server,
+    ):
         worker = RunningWorker(server, servicer, thread, config)
         on_end = loop_end(structlog.get_logger(service="worker"))
         watch = asyncio.create_task(keep_running(worker.watch_steps, on_end))

@@ -18,6 +18,8 @@ from worker.attention.torch_backend import TorchBackend
 from worker.block_pool import BlockPool
 from worker.config import WorkerConfig
 from worker.engine import Engine
+from worker.grammar.line import NO_COMPILER, Compiler
+from worker.grammar.tokens import TokenTable
 from worker.kv_cache import allocate_kv_cache
 from worker.model_runner import ModelRunner
 from worker.models.config import ModelConfig
@@ -58,7 +60,11 @@ class _Network:
     budget: Budget
 
 
-def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, WorkerFacts]:
+def build_engine(
+    config: WorkerConfig,
+    progress: Progress,
+    make_compiler: Callable[[TokenTable], Compiler] = lambda table: NO_COMPILER,
+) -> tuple[Engine, WorkerFacts]:
     """Load, allocate, warm up. `progress` gets (stage, done, total).
 
     Raises ValueError with the reason for a model or settings that cannot be served, OSError.
@@ -91,7 +97,17 @@ def build_engine(config: WorkerConfig, progress: Progress) -> tuple[Engine, Work
     limits = ModelLimits(network.config.vocab_size, size.max_model_len, eos)
     info = _info(config, network, vocabulary, size)
     facts = WorkerFacts(limits, info, size, runner, scheduler, vocabulary.pieces)
-    return Engine(scheduler, runner, look_ahead=config.look_ahead), facts
+    compiler = make_compiler(_token_table(vocabulary, limits))
+    return Engine(scheduler, runner, look_ahead=config.look_ahead, compiler=compiler), facts
+
+
+def _token_table(vocabulary: Vocabulary, limits: ModelLimits) -> TokenTable:
+    return TokenTable(
+        pieces=vocabulary.pieces,
+        special_ids=[i for i, special in enumerate(vocabulary.is_special) if special],
+        eos_ids=sorted(i for i in limits.eos_token_ids if i < len(vocabulary)),
+        size=limits.vocab_size,
+    )
 
 
 def _real(config: WorkerConfig, memory: HostMemory, progress: Progress) -> _Network:

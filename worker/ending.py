@@ -8,6 +8,9 @@ def reason_to_end(sequence: Sequence, max_model_len: int) -> FinishReason | None
     output = sequence.output_token_ids
     if not output:
         return None
+    # A grammar allows EOS before `min_tokens` only where nothing else can follow.
+    if sequence.sampling.grammar is not None and output[-1] in sequence.sampling.eos_token_ids:
+        return FinishReason.EOS
     if len(output) > sequence.sampling.min_tokens:
         if output[-1] in sequence.sampling.eos_token_ids:
             return FinishReason.EOS

@@ -10,6 +10,9 @@ from time import monotonic
 from typing import Protocol
 
 from worker.engine_output import Account, Ended, EngineLoad, EngineOutput, Refusal, TokenRate
+from worker.grammar.compiler import TooManyGrammarsError
+from worker.grammar.line import NO_COMPILER, Compiler, GrammarLine
+from worker.grammar.source import GrammarError
 from worker.scheduled import SequenceUpdate
 from worker.scheduler import Scheduler
 from worker.scores import StepResult
@@ -38,9 +41,11 @@ class Engine:
         runner: Runner,
         *,
         look_ahead: int,
+        compiler: Compiler = NO_COMPILER,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.scheduler = scheduler
+        self._grammars = GrammarLine(compiler)
         self._runner = runner
         self._look_ahead = look_ahead
         self._clock = clock
@@ -51,7 +56,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._accounts)
+        """Whether a step would do something now: those that wait for a grammar need none."""
+        return len(self._accounts) > len(self._grammars)
+
+    def patience_s(self) -> float | None:
+        """After how long without work or news a step is due all the same; None: never."""
+        deadline = self._grammars.next_deadline
+        return None if deadline is None else max(0.0, deadline - self._clock())
 
     def submit(self, sequence: Sequence, arrived: float) -> None:
         """Take a sequence and its siblings, or note what becomes of them for the next output.
@@ -77,18 +88,44 @@ class Engine:
         if not choices:
             return None
         first, *others = choices
-        room = self.scheduler.num_waiting < self._look_ahead
-        if not (room or self.scheduler.fits_now(first, others)):
+        room = self._num_waiting < self._look_ahead
+        if not (room or self.scheduler.fits_now(first, [*others, *self._grammars])):
             return Refusal(first.sequence_id, True, "no free place and no free KV blocks")
+        grammar = first.sampling.grammar
         try:
-            self.scheduler.add(first, others)
+            if grammar is None:
+                self.scheduler.add(first, others)
+            else:
+                self.scheduler.check_fits(first)
+                self._grammars.add(grammar, choices)
+        except TooManyGrammarsError as error:
+            return Refusal(first.sequence_id, True, str(error))
+        except GrammarError as error:
+            return _refused(first, "sampling.structured_output", str(error))
         except ValueError as error:
             return Refusal(first.sequence_id, False, str(error))
         return None
 
+    @property
+    def _num_waiting(self) -> int:
+        return self.scheduler.num_waiting + len(self._grammars)
+
+    def _take_prepared(self) -> None:
+        """Whoever has its grammar waits for a place from now on."""
+        for prepared in self._grammars.take_prepared():
+            first, *others = prepared.choices
+            if not prepared.problem:
+                self.scheduler.add(first, others)
+                continue
+            for choice in prepared.choices:
+                del self._accounts[choice.sequence_id]
+            self._pending.refused.append(_refused(first, prepared.field, prepared.problem))
+
     def abort(self, sequence_id: int) -> None:
         """End a sequence at once. One that is not live (any more) is ignored."""
-        sequence = self.scheduler.finish(sequence_id, FinishReason.ABORTED)
+        aborted = FinishReason.ABORTED
+        sequence = self.scheduler.finish(sequence_id, aborted)
+        sequence = sequence or self._grammars.finish(sequence_id, aborted)
         if sequence is not None:
             self._end(sequence)
 
@@ -106,8 +143,10 @@ class Engine:
         arrived meanwhile take effect before the batch is booked, so that nothing is held
         for them when this returns.
         """
-        for sequence in self.scheduler.expire(self._clock()):
+        now = self._clock()
+        for sequence in [*self.scheduler.expire(now), *self._grammars.expire(now)]:
             self._end(sequence)
+        self._take_prepared()
         output = self.scheduler.schedule()
         if output is None:
             intake()
@@ -137,7 +176,8 @@ class Engine:
             self._fail(output.scheduled, "the batch failed")
             self._pending.failure = failure
             return
-        self._fail(_unanswered(output, result), "the logits were no numbers")
+        for entry in _unanswered(output, result):
+            self._fail_unanswered(entry)
         updates = self.scheduler.update(output, result)
         self._rate.add(self._clock(), sum(update.token is not None for update in updates))
         self._pending.output, self._pending.step_s = output, step_s
@@ -167,17 +207,25 @@ class Engine:
             if update.sequence.finish_reason is not None:
                 self._end(update.sequence)
 
-    def _fail(self, entries: Iterable[ScheduledSequence], failure: str) -> None:
+    def _fail(self, entries: Iterable[ScheduledSequence], failure: str, field: str = "") -> None:
         """A failure takes its own sequences with it, and nobody else's."""
         for entry in entries:
             sequence = self.scheduler.fail(entry.sequence_id)
             if sequence is not None:
-                self._end(sequence, failure)
+                self._end(sequence, failure, field)
 
-    def _end(self, sequence: Sequence, failure: str = "") -> None:
+    def _fail_unanswered(self, entry: ScheduledSequence) -> None:
+        """Its grammar has come to a limit, or the model has a fault."""
+        grammar, problem = _grammar_problem(entry)
+        if problem:
+            self._fail([entry], f"{grammar}: {problem}", grammar)
+        else:
+            self._fail([entry], "the logits were no numbers")
+
+    def _end(self, sequence: Sequence, failure: str = "", field: str = "") -> None:
         account = self._accounts.pop(sequence.sequence_id)
         account.ended = self._clock()
-        self._pending.ended.append(Ended(sequence, account, failure))
+        self._pending.ended.append(Ended(sequence, account, failure, field))
 
     def _take_output(self) -> EngineOutput:
         taken, self._pending = self._pending, EngineOutput()
@@ -190,8 +238,8 @@ class Engine:
         return EngineLoad(
             last_sequence_id=self._last_sequence_id,
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            waiting_tokens=scheduler.num_waiting_tokens,
+            waiting=self._num_waiting,
+            waiting_tokens=scheduler.num_waiting_tokens + sum(s.num_tokens for s in self._grammars),
             free_blocks=scheduler.pool.num_free,
             cached_blocks=scheduler.pool.num_cached,
             step_count=scheduler.num_steps,
@@ -207,3 +255,14 @@ def _unanswered(output: SchedulerOutput, result: StepResult) -> list[ScheduledSe
         if (entry.draw and entry.sequence_id not in result.tokens)
         or (entry.scoring and entry.sequence_id not in result.prompt_logprobs)
     ]
+
+
+def _refused(first: Sequence, field: str, problem: str) -> Refusal:
+    return Refusal(first.sequence_id, False, f"{field}: {problem}", field)
+
+
+def _grammar_problem(entry: ScheduledSequence) -> tuple[str, str]:
+    """The field of its grammar, and what is wrong there; empty if nothing is."""
+    if entry.draw is None or entry.draw.matcher is None or entry.draw.sampling.grammar is None:
+        return "", ""
+    return entry.draw.sampling.grammar.field, entry.draw.matcher.problem

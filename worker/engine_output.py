@@ -21,23 +21,28 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence's last entry: how it finished, or what failed it."""
+    """A sequence's last entry: how it finished, or what failed it.
+
+    `field`: what of its request made it fail; the worker's own fault has none.
+    """
 
     sequence: Sequence
     account: Account
     failure: str = ""
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A sequence that was never taken, nor its siblings.
+    """A sequence that never ran, nor its siblings.
 
-    `full`: no room now; otherwise it could never run.
+    `full`: no room now; otherwise it could never run, because of `field` if that is named.
     """
 
     sequence_id: int
     full: bool
     message: str
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class EngineThread(Generic[Facts]):
         self._news = threading.Condition()
         # Submits (with the time of their arrival) and aborts, in the order in which they came.
         self._inbox: list[tuple[Sequence, float] | int] = []
+        self._woken = False
         self._stopping = False
         self._step_started: float | None = None
         self._load, self._load_since = EngineLoad(), clock()
@@ -103,6 +104,12 @@ class EngineThread(Generic[Facts]):
         """End a sequence no later than at the end of the step now running. Idempotent."""
         self._tell(sequence_id)
 
+    def wake(self) -> None:
+        """Let the engine look at what it waits for, though nothing was told."""
+        with self._news:
+            self._woken = True
+            self._news.notify()
+
     def _tell(self, news: tuple[Sequence, float] | int) -> None:
         with self._news:
             self._inbox.append(news)
@@ -124,7 +131,7 @@ class EngineThread(Generic[Facts]):
     def _loop(self, engine: Engine) -> None:
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._inbox or self._stopping or engine.has_work)
+                self._news.wait_for(lambda: self._has_news or engine.has_work, engine.patience_s())
                 if self._stopping:
                     return
             self._intake(engine)
@@ -135,6 +142,10 @@ class EngineThread(Generic[Facts]):
             if not output.is_empty:
                 self._on_output(output)
 
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._inbox) or self._woken or self._stopping
+
     def _publish(self, load: EngineLoad) -> None:
         self._load_since = self._clock()
         self._load = load
@@ -142,6 +153,7 @@ class EngineThread(Generic[Facts]):
     def _intake(self, engine: Engine) -> None:
         with self._news:
             inbox, self._inbox = self._inbox, []
+            self._woken = False
         for news in inbox:
             if isinstance(news, int):
                 engine.abort(news)

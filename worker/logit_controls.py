@@ -6,6 +6,7 @@
 3. The frequency penalty is subtracted once per occurrence in the output, the presence
    penalty once for each id that occurs there. The prompt does not count.
 4. Before `min_tokens` outputs, ids that would end the sequence get -infinity.
+5. So does what the output's grammar does not allow (`grammar.mask`).
 
 Rows without controls are not touched. Every value depends on its own row alone.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from worker.grammar.mask import keep_allowed
 from worker.sequence import Draw
 from worker.token_counts import TokenCounts
 
@@ -26,11 +28,7 @@ def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     _add_bias(logits, draws)
     _penalise(logits, draws)
     _bar_ends(logits, draws)
-
-
-def may_end(draw: Draw) -> bool:
-    """Whether the draw may choose an id that ends the sequence."""
-    return draw.output_index >= draw.sampling.min_tokens
+    keep_allowed(logits, draws)
 
 
 def _add_bias(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
@@ -80,7 +78,7 @@ def _bar_ends(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     barred = [
         (row, token_id)
         for row, draw in enumerate(draws)
-        if not may_end(draw)
+        if not (draw.may_end or draw.matcher)
         for token_id in draw.sampling.end_token_ids
     ]
     if barred:

@@ -15,7 +15,7 @@ import torch
 
 from worker.alternatives import described
 from worker.filters import exclude, rows_of
-from worker.logit_controls import adjust, may_end
+from worker.logit_controls import adjust
 from worker.philox import uniforms
 from worker.sequence import Draw, SampledToken
 
@@ -43,7 +43,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | N
 def _choose_unbarred(greatest: torch.Tensor, ids: torch.Tensor, draws: Sequence[Draw]) -> None:
     """Where every likelihood is zero: the lowest id that is not barred."""
     for row in (greatest == -torch.inf).nonzero().flatten().tolist():
-        barred = frozenset() if may_end(draws[row]) else draws[row].sampling.end_token_ids
+        barred = frozenset() if draws[row].may_end else draws[row].sampling.end_token_ids
         ids[row] = next(token_id for token_id in range(len(barred) + 1) if token_id not in barred)
 
 

@@ -6,7 +6,10 @@ from math import isfinite
 from typing import Literal
 
 from noria.service import limits as wire_limits
+from noria.service.structured_output import StructuredOutputError
+from noria.service.wire_structured_output import checked_structured_output
 from noria.v1 import common_pb2
+from worker.grammar.source import GrammarKind, GrammarSource
 from worker.sequence import LogitBias, SamplingParams
 
 _Ranged = Literal[
@@ -39,7 +42,6 @@ def check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
 
 def sampling_from(sampling: common_pb2.SamplingParams, limits: ModelLimits) -> SamplingParams:
     """The engine's parameters. Raises InvalidSubmitError for the first fault."""
-    _check_supported(sampling)
     _at_most("stop_token_ids", len(sampling.stop_token_ids), wire_limits.MAX_STOP_TOKEN_IDS, "ids")
     check_ids("sampling.stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
     _at_most("logprobs", sampling.logprobs, wire_limits.MAX_LOGPROBS, "alternatives")
@@ -63,13 +65,22 @@ def sampling_from(sampling: common_pb2.SamplingParams, limits: ModelLimits) -> S
         ),
         eos_token_ids=frozenset() if sampling.ignore_eos else limits.eos_token_ids,
         stop_token_ids=frozenset(sampling.stop_token_ids),
+        grammar=_grammar(sampling),
     )
 
 
-def _check_supported(sampling: common_pb2.SamplingParams) -> None:
-    """Refuse what exists on the wire and is not honoured by this engine."""
-    if sampling.HasField("structured_output"):
-        raise InvalidSubmitError("sampling.structured_output", "not supported by this worker")
+def _grammar(sampling: common_pb2.SamplingParams) -> GrammarSource | None:
+    if not sampling.HasField("structured_output"):
+        return None
+    if sampling.ignore_eos:
+        problem = "not with structured_output: nothing follows the end of a grammar"
+        raise InvalidSubmitError("sampling.ignore_eos", problem)
+    try:
+        kind, texts = checked_structured_output(sampling.structured_output)
+    except StructuredOutputError as error:
+        field = f"sampling.structured_output.{error.part}"
+        raise InvalidSubmitError(field, error.problem) from None
+    return GrammarSource(GrammarKind(kind), texts)
 
 
 def _logit_bias(biases: Mapping[int, float], vocab_size: int) -> LogitBias | None:

@@ -40,6 +40,7 @@ def scheduled(sequence: Sequence, count: int) -> ScheduledSequence:
             sequence.choice,
             RUNNERS_UP_TRACED if sequence.trace_steps else 0,
             sequence.token_counts,
+            sequence.matcher,
         )
     ids = sequence.token_ids(first, first + count)
     scoring = _scoring(sequence, first, first + count) if sequence.scores_prompt else None

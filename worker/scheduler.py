@@ -98,7 +98,7 @@ class Scheduler:
 
         Raises ValueError if it could never fit, whatever else runs.
         """
-        self._check_fits(sequence)
+        self.check_fits(sequence)
         for choice in (sequence, *siblings):
             self._live[choice.sequence_id] = choice
             if choice.deadline is not None:
@@ -179,7 +179,8 @@ class Scheduler:
             raise RuntimeError("a waiting sequence holds blocks")
         self._waiting.check_integrity()
 
-    def _check_fits(self, sequence: Sequence) -> None:
+    def check_fits(self, sequence: Sequence) -> None:
+        """Raises ValueError if it could never fit, whatever else runs."""
         longest = len(sequence.prompt_token_ids) + sequence.max_tokens
         if longest > self.max_model_len:
             raise ValueError(

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from worker.grammar.matcher import Matcher
+from worker.grammar.source import GrammarSource
 from worker.token_counts import TokenCounts
 
 GREEDY_BELOW = 1e-5
@@ -17,6 +19,7 @@ GREEDY_BELOW = 1e-5
 class SequenceStatus(Enum):
     """Where a sequence is in its life."""
 
+    WAITING_FOR_GRAMMAR = auto()
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()
@@ -50,6 +53,7 @@ class SamplingParams:
     frequency penalty count the output's ids, the repetition penalty the prompt's too.
     `logprobs` alternatives are told with each token; None: not even the token's own.
     `prompt_logprobs` is the same for the prompt's tokens.
+    `grammar` is what the output has to be as a whole.
     """
 
     temperature: float = 1.0
@@ -66,6 +70,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
+    grammar: GrammarSource | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -96,6 +101,7 @@ class Sequence:
     that were found in the prefix cache when it first ran; only entries of the same
     `cache_salt` are. `block_digests` name its first full blocks. `num_given_tokens` output
     ids came with it from elsewhere. `token_counts` are kept where a penalty needs them.
+    `matcher` knows where the output stands in its grammar, once that is compiled.
     `siblings` are the request's further choices, known to the first of them alone.
     `scores_prompt`: it tells how likely its prompt's tokens are; `num_scored_tokens` leading
     positions have done so for the tokens after them, once and for all.
@@ -124,6 +130,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
     token_counts: TokenCounts | None = field(init=False, default=None)
+    matcher: Matcher | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.sampling.counts_output:
@@ -135,6 +142,8 @@ class Sequence:
         self.output_token_ids.append(token_id)
         if self.token_counts is not None:
             self.token_counts.add(token_id)
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
 
     @property
     def num_tokens(self) -> int:
@@ -172,7 +181,8 @@ class Draw(NamedTuple):
 
     `output_index` 0 is the first token after the prompt; with the seed and the choice it
     is the draw's whole address. `num_runners_up` other ids are reported when traced.
-    `token_counts` are those of everything before, where a penalty needs them.
+    `token_counts` are those of everything before, where a penalty needs them; `matcher`
+    knows what may follow, where the output has a grammar.
     """
 
     sampling: SamplingParams
@@ -180,6 +190,12 @@ class Draw(NamedTuple):
     choice: int = 0
     num_runners_up: int = 0
     token_counts: TokenCounts | None = None
+    matcher: Matcher | None = None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the draw may choose an id that ends the sequence."""
+        return self.output_index >= self.sampling.min_tokens
 
 
 @dataclass(frozen=True, slots=True)

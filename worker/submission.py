@@ -33,10 +33,12 @@ class Submission:
     def terminal(self) -> worker_pb2.Terminal:
         """The last entry of a submit that ran; one choice's failure is that of all."""
         terminal = worker_pb2.Terminal(submit_number=self.number)
-        failures = [ended.failure for ended in self.ended if ended.failure]
-        if failures:
-            terminal.refused.code = worker_pb2.REFUSAL_CODE_INTERNAL
-            terminal.refused.message = failures[0]
+        failed = next((ended for ended in self.ended if ended.failure), None)
+        if failed is not None:
+            invalid, internal = worker_pb2.REFUSAL_CODE_INVALID, worker_pb2.REFUSAL_CODE_INTERNAL
+            terminal.refused.code = invalid if failed.field else internal
+            terminal.refused.message = failed.failure
+            terminal.refused.field = failed.field
         else:
             in_order = sorted(self.ended, key=lambda ended: ended.sequence.choice)
             terminal.finished.CopyFrom(finished_from(in_order))
@@ -46,6 +48,6 @@ class Submission:
         """The last entry of a submit that was never taken."""
         full, invalid = worker_pb2.REFUSAL_CODE_FULL, worker_pb2.REFUSAL_CODE_INVALID
         refused = worker_pb2.Refused(
-            code=full if refusal.full else invalid, message=refusal.message
+            code=full if refusal.full else invalid, message=refusal.message, field=refusal.field
         )
         return worker_pb2.Terminal(submit_number=self.number, refused=refused)

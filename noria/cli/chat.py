@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +19,22 @@ Turns = list[tuple[str, str]]
 Ask = Callable[[Client, Turns, ChatOptions], str]
 
 
+def _read(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """The text of a file. Raises BadParameter."""
+    try:
+        return None if path is None else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"not UTF-8 at byte {error.start}") from None
+    except OSError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _some(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    return values or None
+
+
 @click.command()
 @click.argument("question", required=False)
 @click.option("--address", default="localhost:50051", show_default=True, help="The server's.")
@@ -26,6 +43,17 @@ Ask = Callable[[Client, Turns, ChatOptions], str]
 @click.option("--max-tokens", type=int, help="Length of an answer at most.")
 @click.option("--temperature", type=float, help="0 takes the likeliest token each time.")
 @click.option("--seed", type=int, help="Makes the draws repeatable.")
+@click.option(
+    "--json-schema",
+    type=click.Path(exists=True, dir_okay=False),
+    callback=_read,
+    help="File with a JSON schema that the answer follows.",
+)
+@click.option("--json-object", is_flag=True, default=None, help="The answer is a JSON object.")
+@click.option("--regex", help="The whole answer matches this regular expression.")
+@click.option(
+    "--choice", multiple=True, callback=_some, help="The answer is this, or another --choice."
+)
 @click.option("--answer-line", is_flag=True, help="Afterwards print `answer: ...` on one line.")
 @click.option("--explain", is_flag=True, help="Afterwards tell the request's life as tables.")
 @click.option("--all-steps", is_flag=True, help="The same, with none of the steps left out.")

@@ -1,5 +1,6 @@
 """From what a caller writes to the `ChatSpec` that goes out."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,8 +34,10 @@ class ChatOptions(TypedDict, total=False):
     `ignore_eos` goes on after the model's own end. Control tokens are left out of the
     text unless `skip_special_tokens` is False. `n` asks for as many answers. `logprobs`
     asks for each token's log-probability and that of as many alternatives, at most 20;
-    `prompt_logprobs` asks the same of the prompt's tokens.
-    A higher `priority` is more urgent. `trace_steps` asks for the engine's record of
+    `prompt_logprobs` asks the same of the prompt's tokens. The output is kept inside one
+    of these: `json_schema`, a mapping or JSON text; `json_object`, any object; `regex`,
+    which all of it matches; `choice`, one of the strings. A higher `priority` is more
+    urgent. `trace_steps` asks for the engine's record of
     each step. `timeout` in seconds replaces the client's.
     """
 
@@ -52,6 +55,10 @@ class ChatOptions(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     n: int | None
+    json_schema: Mapping[str, Any] | str | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
     seed: int | None
     stop_sequences: Sequence[str]
     stop_token_ids: Sequence[int]
@@ -77,6 +84,7 @@ _SAMPLING = (
     "min_tokens",
     "ignore_eos",
 )
+_GRAMMARS = ("json_schema", "json_object", "regex", "choice")
 _SPEC = ("model", "max_tokens", "n", "skip_special_tokens", "priority", "trace_steps")
 
 
@@ -125,9 +133,35 @@ def _set(target: Any, options: Mapping[str, Any], names: Sequence[str]) -> None:
 
 def _extend(target: Any, options: Mapping[str, Any], name: str) -> None:
     values = options.get(name) or ()
+    _extend_list(getattr(target, name), values, name)
+
+
+def _extend_list(target: Any, values: Any, name: str) -> None:
     if isinstance(values, str):
         raise TypeError(f"{name}: a list is needed, not one string")
-    _checked(name, lambda: getattr(target, name).extend(values))
+    _checked(name, lambda: target.extend(values))
+
+
+def _set_grammar(sampling: common_pb2.SamplingParams, options: Mapping[str, Any]) -> None:
+    asked = [name for name in _GRAMMARS if options.get(name) not in (None, False)]
+    if len(asked) > 1:
+        raise ValueError(f"{asked[1]}: not together with {asked[0]}; the output has one form")
+    if asked == ["choice"]:
+        sampling.structured_output.choice.SetInParent()
+        _extend_list(sampling.structured_output.choice.choices, options["choice"], "choice")
+    elif asked:
+        _set(sampling.structured_output, {**options, "json_schema": _schema(options)}, asked)
+
+
+def _schema(options: Mapping[str, Any]) -> Any:
+    """A schema as JSON text, its members in their order."""
+    schema = options.get("json_schema")
+    if not isinstance(schema, Mapping):
+        return schema
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"json_schema: {error}") from None
 
 
 def chat_spec(messages: Messages, options: Mapping[str, Any]) -> chat_pb2.ChatSpec:
@@ -171,6 +205,7 @@ def _set_options(
     _set(sampling, options, _SAMPLING)
     _extend(sampling, options, "stop_token_ids")
     _extend(spec, options, "stop_sequences")
+    _set_grammar(sampling, options)
     biases = options.get("logit_bias") or {}
     _checked("logit_bias", lambda: sampling.logit_bias.update(biases))
     spec.sampling.CopyFrom(sampling)

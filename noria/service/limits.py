@@ -34,6 +34,16 @@ MAX_LOGIT_BIAS = 1_024
 MAX_LOGPROBS = 20
 # Tokens told of with `prompt_logprobs`: for each of the prompt itself and its alternatives.
 MAX_PROMPT_LOGPROBS = 196_608
+# Size of a JSON schema for the output, in UTF-8.
+MAX_JSON_SCHEMA_BYTES = 64 * 1024
+# Objects and arrays inside each other in such a schema.
+MAX_JSON_SCHEMA_DEPTH = 64
+# Size of a regular expression for the output, in UTF-8.
+MAX_REGEX_BYTES = 16 * 1024
+# Strings of which the output must be one.
+MAX_GRAMMAR_CHOICES = 1_024
+# Size of all these strings together in UTF-8.
+MAX_GRAMMAR_CHOICES_BYTES = 64 * 1024
 # Choices of a request, `n`.
 MAX_CHOICES = 16
 # Size of a model's name in UTF-8.

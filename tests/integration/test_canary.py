@@ -22,6 +22,16 @@ KEY = f"sk-{MARK}-0123456789abcdef0123456789"
 WRONG_KEY = f"sk-{MARK}-wrong"
 SYSTEM, PROMPT, STOP = f"system {MARK}", f"prompt {MARK}", f"stop {MARK}"
 FAULTY = f"faulty {MARK}"
+# Refused by the router, or by the worker's compiler.
+GRAMMARS = [
+    {"json_schema": f'{{"{MARK}": 1'},
+    {"json_schema": f'{{"{MARK}": 1, "{MARK}": 2}}'},
+    {"json_schema": {"type": "object", "properties": {MARK: {"type": MARK}}}},
+    {"json_schema": {"$ref": f"http://{MARK}.example/{MARK}"}},
+    {"json_schema": {"const": MARK, "not": {"const": MARK}}},
+    {"regex": f"({MARK}"},
+    {"regex": f"(?={MARK})"},
+]
 # Each was met, so that there was something to be told.
 OUTCOMES = {
     "SERVED",
@@ -117,6 +127,10 @@ async def everything(client, told):
     await failing(client.chat(PROMPT * 400_000), told)
     await failing(client.chat(PROMPT, stop_sequences=[STOP * 50]), told)
     await failing(client.cancel("req-unknown"), told)
+    for unusable in GRAMMARS:
+        await failing(client.chat(PROMPT, max_tokens=5, **unusable), told)
+    answer = await client.chat(PROMPT, max_tokens=60, choice=[MARK])
+    assert answer.text == MARK
 
 
 async def cancelled(client, told):

@@ -39,12 +39,36 @@ def test_every_option_arrives_on_the_wire():
         "repetition_penalty": 1.5, "logit_bias": {7: -100, 0: 0.5}, "logprobs": 0, "n": 3,
         "prompt_logprobs": 0,
     }  # fmt: skip
-    assert options.keys() == ChatOptions.__annotations__.keys() - {"timeout"}
+    grammars = {"json_schema", "json_object", "regex", "choice"}
+    assert options.keys() == ChatOptions.__annotations__.keys() - {"timeout", *grammars}
     spec = chat_spec("hi", options)
     for name, value in options.items():
         owner = spec if name in spec.DESCRIPTOR.fields_by_name else spec.sampling
         got = getattr(owner, name)
         assert (type(value)(got) if isinstance(value, (list, dict)) else got) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "value"),
+    [
+        ({"json_schema": {"b": 1, "a": 2}}, "json_schema", '{"b": 1, "a": 2}'),
+        ({"json_schema": '{"b":1}'}, "json_schema", '{"b":1}'),
+        ({"json_object": True, "regex": None}, "json_object", True),
+        ({"regex": "", "json_object": False}, "regex", ""),
+    ],
+)
+def test_what_the_output_must_be_arrives_as_it_is(options, kind, value):
+    output = chat_spec("hi", options).sampling.structured_output
+    assert output.WhichOneof("grammar") == kind
+    assert getattr(output, kind) == value
+
+
+def test_choices_arrive_in_their_order_and_none_are_none():
+    sampling = chat_spec("hi", {"choice": ["no", "yes"]}).sampling
+    assert list(sampling.structured_output.choice.choices) == ["no", "yes"]
+    empty = chat_spec("hi", {"choice": []}).sampling
+    assert empty.structured_output.WhichOneof("grammar") == "choice"
+    assert not chat_spec("hi", {"choice": None}).sampling.HasField("structured_output")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +83,13 @@ def test_every_option_arrives_on_the_wire():
         ("hi", {"logit_bias": {3: "much"}}, "logit_bias"),
         ("hi", {"logit_bias": [5]}, "logit_bias"),
         ("hi", {"n": -1}, "n"),
+        ("hi", {"regex": "a", "choice": ["b"]}, "choice: not together with regex"),
+        ("hi", {"json_schema": {"const": float("nan")}}, "json_schema"),
+        ("hi", {"json_schema": {"const": object()}}, "json_schema"),
+        ("hi", {"json_schema": 5}, "json_schema"),
+        ("hi", {"regex": "\ud800"}, "regex"),
+        ("hi", {"choice": "yes"}, "choice"),
+        ("hi", {"choice": [5]}, "choice"),
         ("hi", {"stop_sequences": "END"}, "stop_sequences"),
         ("hi", {"max_token": 5}, "max_token"),
         ("a\ud800b", {}, r"messages\[0\].content"),

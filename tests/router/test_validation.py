@@ -7,6 +7,7 @@ import pytest
 
 from noria.reasons import Reason, RequestError
 from noria.service import limits
+from noria.service.wire_structured_output import structured_output
 from noria.v1 import chat_pb2, common_pb2
 from router.validation import checked_chat
 from tests.router.fakes import spec, user
@@ -69,7 +70,42 @@ BAD = [
     (spec(logit_bias={5: math.inf}), "sampling.logit_bias", ["inf", "100"]),
 ]
 
-GRAMMAR = common_pb2.StructuredOutput(json_object=True)
+
+def within(**grammar) -> chat_pb2.ChatSpec:
+    """A chat whose output is kept inside a grammar."""
+    return spec(structured_output=common_pb2.StructuredOutput(**grammar))
+
+
+def one_of(*choices: str) -> common_pb2.SamplingParams.Choices:
+    return common_pb2.SamplingParams.Choices(choices=choices)
+
+
+OUTPUT = "sampling.structured_output"
+BAD_GRAMMARS = [
+    (within(), f"{OUTPUT}.grammar", ["none"]),
+    (within(json_object=False), f"{OUTPUT}.json_object", ["false"]),
+    (within(json_schema=""), f"{OUTPUT}.json_schema", ["0", "1"]),
+    (within(json_schema=" " * 65_537), f"{OUTPUT}.json_schema", ["65537", "65536"]),
+    (within(json_schema='{"a": "Xanadu" 1}'), f"{OUTPUT}.json_schema", ["line 1 column 16"]),
+    (within(json_schema='{"Xanadu": 1, "Xanadu": 2}'), f"{OUTPUT}.json_schema", ["same name"]),
+    (within(json_schema='{"Xanadu": NaN}'), f"{OUTPUT}.json_schema", ["NaN is no number"]),
+    (within(json_schema='{"Xanadu": 1e400}'), f"{OUTPUT}.json_schema", ["range of a double"]),
+    (within(json_schema='{"Xanadu": ' + "9" * 5_000 + "}"), f"{OUTPUT}.json_schema", ["digits"]),
+    (within(json_schema='["Xanadu"]'), f"{OUTPUT}.json_schema", ["not a JSON object"]),
+    (within(json_schema='{"a":' * 65 + "{}" + "}" * 65), f"{OUTPUT}.json_schema", ["64"]),
+    (within(json_schema='{"a":' + "[" * 60_000), f"{OUTPUT}.json_schema", []),
+    (within(regex=""), f"{OUTPUT}.regex", ["0", "1"]),
+    (within(regex="x" * 16_385), f"{OUTPUT}.regex", ["16385", "16384"]),
+    (within(choice=one_of()), f"{OUTPUT}.choice.choices", ["0", "1024"]),
+    (within(choice=one_of(*"x" * 1_025)), f"{OUTPUT}.choice.choices", ["1025", "1024"]),
+    (within(choice=one_of("a", "")), f"{OUTPUT}.choice.choices[1]", ["0", "1"]),
+    (within(choice=one_of("é" * 32_769)), f"{OUTPUT}.choice.choices", ["65538", "65536"]),
+    (
+        spec(structured_output=common_pb2.StructuredOutput(regex="a"), ignore_eos=True),
+        "sampling.ignore_eos",
+        ["structured_output"],
+    ),
+]
 TOOL_USE = chat_pb2.ContentBlock(tool_use=chat_pb2.ToolUseBlock())
 THINKING = chat_pb2.ContentBlock(thinking=chat_pb2.ThinkingBlock())
 UNSUPPORTED = [
@@ -79,10 +115,40 @@ UNSUPPORTED = [
         "tool_choice",
     ),
     (spec(thinking=True), "thinking"),
-    (spec(structured_output=GRAMMAR), "sampling.structured_output"),
     (with_message(blocks=[text("x"), TOOL_USE]), "messages[0].content[1].tool_use"),
     (with_message(blocks=[THINKING]), "messages[0].content[0].thinking"),
 ]
+
+
+@pytest.mark.parametrize(("bad", "field", "numbers"), BAD_GRAMMARS)
+def test_a_bad_grammar_is_named_without_its_text(bad, field, numbers):
+    """SEC-05 for schemas: in no time, whatever was nested, repeated or overlong."""
+    started = time.perf_counter()
+    with pytest.raises(RequestError) as caught:
+        checked_chat(bad, 100)
+    assert time.perf_counter() - started < 0.5
+    assert caught.value.reason is Reason.INVALID_FIELD
+    ((named, problem),) = caught.value.fields
+    assert named == field
+    assert all(number in problem for number in numbers)
+    assert "Xanadu" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "texts"),
+    [
+        (within(json_schema='{"a":' * 63 + "{}" + "}" * 63), "json_schema", None),
+        (within(json_object=True), "json_object", ()),
+        (within(regex="(not | judged here"), "regex", ("(not | judged here",)),
+        (within(choice=one_of("no", "yes")), "choice", ("no", "yes")),
+    ],
+)
+def test_a_grammar_is_passed_on_as_it_is(asked, kind, texts):
+    grammar = checked_chat(asked, 100).sampling.grammar
+    assert grammar.kind == kind
+    assert texts in (None, grammar.texts)
+    assert structured_output(kind, grammar.texts) == asked.sampling.structured_output
+    assert all(text not in repr(grammar) for text in grammar.texts)
 
 
 @pytest.mark.parametrize(("bad", "field", "numbers"), BAD)

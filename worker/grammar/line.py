@@ -1,0 +1,110 @@
+"""Sequences that wait for their grammar. They hold no blocks and no place in the batch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+from worker.grammar.compiler import Ticket
+from worker.grammar.source import GrammarError, GrammarSource
+from worker.sequence import FinishReason, SequenceStatus
+from worker.sequence import Sequence as LiveSequence
+
+
+class Compiler(Protocol):
+    """Where grammars come from."""
+
+    def request(self, source: GrammarSource) -> Ticket: ...
+
+
+class _NoCompiler:
+    def request(self, source: GrammarSource) -> Ticket:
+        raise GrammarError("not supported by this worker")
+
+
+NO_COMPILER: Compiler = _NoCompiler()
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The choices of one request, which need the same grammar."""
+
+    source: GrammarSource
+    choices: list[LiveSequence]
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Choices whose wait is over: each has its matcher, or `field` cannot be used for `problem`."""
+
+    choices: Sequence[LiveSequence]
+    field: str = ""
+    problem: str = ""
+
+
+class GrammarLine:
+    """Each request here waits for its own grammar, and for nobody else's."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._groups: list[_Group] = []
+
+    def __len__(self) -> int:
+        return sum(len(group.choices) for group in self._groups)
+
+    def __iter__(self) -> Iterator[LiveSequence]:
+        return chain.from_iterable(group.choices for group in self._groups)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the first of them would be late."""
+        return min((s.deadline for s in self if s.deadline is not None), default=None)
+
+    def add(self, source: GrammarSource, choices: Sequence[LiveSequence]) -> None:
+        """Let a request's choices wait. Raises GrammarError, TooManyGrammarsError."""
+        ticket = self._compiler.request(source)
+        for choice in choices:
+            choice.status = SequenceStatus.WAITING_FOR_GRAMMAR
+        self._groups.append(_Group(source, list(choices), ticket))
+
+    def take_prepared(self) -> list[Prepared]:
+        """Those whose grammar is there, or will never be; they are not here any more."""
+        done = [group for group in self._groups if group.ticket.is_done]
+        self._groups = [group for group in self._groups if group not in done]
+        return [_prepared(group) for group in done]
+
+    def finish(self, sequence_id: int, reason: FinishReason) -> LiveSequence | None:
+        """End one of them; None if it is not here."""
+        for group in self._groups:
+            for choice in group.choices:
+                if choice.sequence_id == sequence_id:
+                    self._take_out(group, choice)
+                    choice.status, choice.finish_reason = SequenceStatus.FINISHED, reason
+                    return choice
+        return None
+
+    def expire(self, now: float) -> list[LiveSequence]:
+        """End every one whose deadline has passed."""
+        late = [s.sequence_id for s in self if s.deadline is not None and s.deadline <= now]
+        ended = [self.finish(sequence_id, FinishReason.EXPIRED) for sequence_id in late]
+        return [sequence for sequence in ended if sequence is not None]
+
+    def _take_out(self, group: _Group, choice: LiveSequence) -> None:
+        group.choices.remove(choice)
+        if not group.choices:
+            group.ticket.cancel()
+            self._groups.remove(group)
+
+
+def _prepared(group: _Group) -> Prepared:
+    try:
+        grammar = group.ticket.result()
+    except GrammarError as error:
+        return Prepared(group.choices, group.source.field, str(error))
+    for choice in group.choices:
+        choice.matcher = grammar.matcher(choice.output_token_ids)
+        choice.status = SequenceStatus.WAITING
+        if choice.matcher.problem:
+            return Prepared(group.choices, "outputs", choice.matcher.problem)
+    return Prepared(group.choices)

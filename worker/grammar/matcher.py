@@ -1,0 +1,127 @@
+"""How far one output has come in its grammar, and what may follow."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.grammar import problems
+from worker.grammar.source import GrammarError, GrammarSource
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+Bits = npt.NDArray[np.int32]
+T = TypeVar("T")
+
+
+def parser_limits() -> "LLParserLimits":
+    """What a grammar may cost: about 20 ms to compile, 5 ms a step, and 20 MB of states."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=50_000,
+        step_max_items=50_000,
+        max_lexer_states=10_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def num_words(vocab_size: int) -> int:
+    """32-bit words of a row with one bit per id."""
+    return (vocab_size + 31) // 32
+
+
+class CompiledGrammar:
+    """A grammar at its start, for as many outputs as ask for it. Use it from one thread.
+
+    `is_spent`: its outputs have together brought it to a limit; a fresh one begins below it.
+    """
+
+    def __init__(self, tokenizer: "LLTokenizer", notation: str, eos_ids: Collection[int]) -> None:
+        """Raises GrammarError for what does not compile, or allows no first token."""
+        from llguidance import LLMatcher
+
+        self._eos_ids = frozenset(eos_ids)
+        self._start = LLMatcher(tokenizer, notation, log_level=0, limits=parser_limits())
+        self.is_spent = False
+        if self._start.is_error():
+            raise GrammarError(problems.told(self._start.get_error()))
+        first = self.matcher()
+        first.fill(np.zeros(num_words(tokenizer.vocab_size), np.int32))
+        if first.problem:
+            raise GrammarError(first.problem)
+
+    def matcher(self, output_token_ids: Sequence[int] = ()) -> "Matcher":
+        """A matcher that has accepted these ids."""
+        matcher = Matcher(self, self._start.deep_copy(), self._eos_ids)
+        for token_id in output_token_ids:
+            matcher.accept(token_id)
+        return matcher
+
+
+class Matcher:
+    """One output's place in its grammar.
+
+    `problem` says why nothing can follow any more although the output is not complete; it is
+    empty as long as all is well.
+    """
+
+    def __init__(
+        self, grammar: CompiledGrammar, matcher: "LLMatcher", eos_ids: frozenset[int]
+    ) -> None:
+        self._grammar = grammar
+        self._matcher = matcher
+        self._eos_ids = eos_ids
+        self.problem = ""
+
+    def accept(self, token_id: int) -> None:
+        """One more output token. EOS ends the output, and asks nothing of the grammar."""
+        if token_id in self._eos_ids or self.problem:
+            return
+        accepted = self._guarded(lambda: self._matcher.consume_token(token_id))
+        if not accepted and not self.problem:
+            self.problem = "the output does not follow it"
+
+    def fill(self, bits: Bits) -> None:
+        """Set in `bits`, int32 [num_words], the bit of each id that may follow.
+
+        Where nothing may, none is set and `problem` says why. EOS may follow where the
+        output is complete, and alone where nothing else can.
+        """
+        bits.fill(0)
+        if not self.problem:
+            self._guarded(
+                lambda: self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            )
+        if not self.problem and self._matcher.is_error():
+            self._fail(problems.told(self._matcher.get_error()))
+        if self.problem:
+            bits.fill(0)
+        elif not bits.any():
+            self._fail(problems.told("NoExtension"))
+
+    def _guarded(self, call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except BaseException:
+            # A panic of the library is no Exception, and must not end the engine.
+            self._fail(problems.TOO_COMPLEX)
+            return None
+
+    def _fail(self, problem: str) -> None:
+        self.problem = problem
+        self._grammar.is_spent = True
+
+
+def compiled(
+    tokenizer: "LLTokenizer", source: GrammarSource, eos_ids: Collection[int]
+) -> CompiledGrammar:
+    """Raises GrammarError."""
+    from worker.grammar.notation import lark
+
+    return CompiledGrammar(tokenizer, lark(source), eos_ids)
