@@ -15,7 +15,7 @@ from worker.grammar.line import NO_COMPILER, Compiler, GrammarLine
 from worker.grammar.source import GrammarError
 from worker.scheduled import SequenceUpdate
 from worker.scheduler import Scheduler
-from worker.scores import StepResult
+from worker.scores import StepResult, unanswered
 from worker.sequence import FinishReason, ScheduledSequence, SchedulerOutput, Sequence
 
 
@@ -176,8 +176,8 @@ class Engine:
             self._fail(output.scheduled, "the batch failed")
             self._pending.failure = failure
             return
-        for entry in _unanswered(output, result):
-            self._fail_unanswered(entry)
+        for entry, problem, field in unanswered(output, result):
+            self._fail([entry], problem, field)
         updates = self.scheduler.update(output, result)
         self._rate.add(self._clock(), sum(update.token is not None for update in updates))
         self._pending.output, self._pending.step_s = output, step_s
@@ -214,14 +214,6 @@ class Engine:
             if sequence is not None:
                 self._end(sequence, failure, field)
 
-    def _fail_unanswered(self, entry: ScheduledSequence) -> None:
-        """Its grammar has come to a limit, or the model has a fault."""
-        grammar, problem = _grammar_problem(entry)
-        if problem:
-            self._fail([entry], f"{grammar}: {problem}", grammar)
-        else:
-            self._fail([entry], "the logits were no numbers")
-
     def _end(self, sequence: Sequence, failure: str = "", field: str = "") -> None:
         account = self._accounts.pop(sequence.sequence_id)
         account.ended = self._clock()
@@ -248,21 +240,5 @@ class Engine:
         )
 
 
-def _unanswered(output: SchedulerOutput, result: StepResult) -> list[ScheduledSequence]:
-    return [
-        entry
-        for entry in output.scheduled
-        if (entry.draw and entry.sequence_id not in result.tokens)
-        or (entry.scoring and entry.sequence_id not in result.prompt_logprobs)
-    ]
-
-
 def _refused(first: Sequence, field: str, problem: str) -> Refusal:
     return Refusal(first.sequence_id, False, f"{field}: {problem}", field)
-
-
-def _grammar_problem(entry: ScheduledSequence) -> tuple[str, str]:
-    """The field of its grammar, and what is wrong there; empty if nothing is."""
-    if entry.draw is None or entry.draw.matcher is None or entry.draw.sampling.grammar is None:
-        return "", ""
-    return entry.draw.sampling.grammar.field, entry.draw.matcher.problem

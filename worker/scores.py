@@ -1,10 +1,10 @@
 """How likely the tokens of a prompt are after what precedes each: what is asked and answered."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
-from worker.sequence import SampledToken
+from worker.sequence import Draw, SampledToken, ScheduledSequence, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +31,22 @@ class StepResult:
 
     tokens: Mapping[int, SampledToken] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=dict)
+
+
+def unanswered(
+    output: SchedulerOutput, result: StepResult
+) -> Iterator[tuple[ScheduledSequence, str, str]]:
+    """What the result lacks, with the reason and, where that lies in its request, the field."""
+    for entry in output.scheduled:
+        drawn = entry.draw is None or entry.sequence_id in result.tokens
+        scored = entry.scoring is None or entry.sequence_id in result.prompt_logprobs
+        if not (drawn and scored):
+            yield entry, *_reason(entry.draw)
+
+
+def _reason(draw: Draw | None) -> tuple[str, str]:
+    if draw is not None and draw.sampling.grammar is not None and draw.matcher is not None:
+        field, problem = draw.sampling.grammar.field, draw.matcher.problem
+        if problem:
+            return f"{field}: {problem}", field
+    return "the logits were no numbers", ""

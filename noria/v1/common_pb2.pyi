@@ -245,7 +245,8 @@ class SamplingParams(_message.Message):
 
     In this order: `logit_bias`; repetition, then frequency and presence
     penalty; before `min_tokens`, ids that would end the output become
-    impossible; `temperature`; `top_k`; `top_p` of what that left; `min_p`.
+    impossible, and so does what `structured_output` does not allow;
+    `temperature`; `top_k`; `top_p` of what that left; `min_p`.
     Log-probabilities are those before `temperature`.
     """
 
@@ -331,7 +332,9 @@ class SamplingParams(_message.Message):
     Absent: 0.
     """
     ignore_eos: _builtins.bool
-    """EOS is an ordinary token: the output goes on after it. Absent: false."""
+    """EOS is an ordinary token: the output goes on after it. Absent: false. Not
+    with `structured_output`.
+    """
     presence_penalty: _builtins.float
     """[-2, 2]: subtracted once from the logit of each id that the output has
     already, however often. The prompt does not count; stop ids and ids that
@@ -369,7 +372,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def structured_output(self) -> Global___StructuredOutput:
-        """Keep the output inside a grammar. Absent: any text."""
+        """Keep the output inside a form. Absent: any text."""
 
     def __init__(
         self,
@@ -451,8 +454,15 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
-    """StructuredOutput keeps the output inside a grammar. Schemas are treated like
-    prompts: never logged.
+    """StructuredOutput keeps the output inside a form: whatever the model prefers,
+    only tokens are chosen that can still lead to a whole one. EOS is possible
+    where the output may end, and certain where it must, also before
+    `min_tokens`. An output that ended with `end_turn` is whole; `max_tokens`,
+    stop ids and stop strings cut it wherever it is, as ever. Log-probabilities
+    are those among the possible tokens. Control tokens other than EOS are never
+    chosen. Each choice of `n` is a form of its own. What cannot be compiled in
+    time, or no token of the model can write, is refused as INVALID_FIELD; forms
+    are treated like prompts, and no error repeats any of their text.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -462,14 +472,25 @@ class StructuredOutput(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema as JSON text."""
+    """A JSON schema (2020-12) as JSON text, an object without two members of one
+    name. Properties come in the schema's order. Between the tokens of the
+    output stands nothing, one space, or a line break with at most 32 spaces,
+    and none before or after it. Keywords that are not supported are refused:
+    `not`, `if`, `uniqueItems`, `contains` and others, look-around in
+    `pattern`, `oneOf` unless its alternatives exclude each other. A `$ref`
+    stays within the schema; nothing is ever fetched. Numbers and strings
+    without bounds can go on until `max_tokens`.
+    """
     json_object: _builtins.bool
-    """Any JSON object."""
+    """true: any JSON object, written as with a schema."""
     regex: _builtins.str
-    """A regular expression that the whole output matches."""
+    """A regular expression that the whole output matches, in the syntax of Rust's
+    regex crate without look-around and back references; `.` is any character
+    but a line feed.
+    """
     @_builtins.property
     def choice(self) -> Global___SamplingParams.Choices:
-        """One of these strings."""
+        """Exactly one of these strings."""
 
     def __init__(
         self,

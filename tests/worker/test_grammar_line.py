@@ -10,6 +10,7 @@ from worker.engine import Engine
 from worker.engine_thread import EngineThread
 from worker.grammar.compiler import TooManyGrammarsError
 from worker.grammar.source import GrammarError
+from worker.scores import StepResult
 from worker.sequence import FinishReason, SampledToken, SamplingParams, Sequence, SequenceStatus
 
 
@@ -164,12 +165,12 @@ def test_given_output_that_does_not_follow_the_grammar_is_refused(compiler):
 def test_one_whose_grammar_comes_to_a_limit_fails_alone_with_its_field(compiler):
     class NothingDrawn(BlockMemory):
         def execute(self, output):
-            tokens = super().execute(output)
+            result = super().execute(output)
             for entry in output.scheduled:
                 if entry.draw and entry.draw.matcher:
                     entry.draw.matcher.problem = "too complex"
-                    del tokens[entry.sequence_id]
-            return tokens
+                    del result.tokens[entry.sequence_id]
+            return result
 
     engine = engine_with(compiler, runner=NothingDrawn)
     for sequence in (constrained(1), make_sequence(2)):
@@ -252,8 +253,10 @@ class Spelling:
         pass
 
     def execute(self, output):
-        return {
-            entry.sequence_id: SampledToken(ord("ab??"[entry.draw.output_index]))
-            for entry in output.scheduled
-            if entry.draw
-        }
+        return StepResult(
+            {
+                entry.sequence_id: SampledToken(ord("ab??"[entry.draw.output_index]))
+                for entry in output.scheduled
+                if entry.draw
+            }
+        )
