@@ -35,6 +35,7 @@ _SERVICES = {
     "router": "router.__main__",
     "tokenizer": "tokenizer_svc.__main__",
     "worker": "worker.__main__",
+    "worker, engine": "worker.build",
 }
 
 
@@ -102,7 +103,8 @@ def take_line(run: Run, line: str, at: float) -> None:
         run.mark(child, at, stage[1])
         if stage[2] == stage[3]:
             run.mark(child, at, f"after {stage[1]}")
-    elif event == "listening":
+    elif event == "listening" and len(run.marks.get(child, ())) < 2:
+        # Services load while they begin to listen: only one that loads nothing has the stage.
         run.mark(child, at, "listening")
     elif event == "ready":
         run.mark(child, at, "ready")

@@ -13,7 +13,7 @@ from noria.service.gguf_file import read_gguf
 from noria.service.protocol import PROTOCOL_VERSION
 from noria.service.vocabulary import Vocabulary, load_vocabulary
 from noria.v1 import worker_pb2
-from worker.attention.base import AttentionBackend
+from worker.attention.base import AttentionBackend, KVCacheSpec
 from worker.attention.torch_backend import TorchBackend
 from worker.block_pool import BlockPool
 from worker.config import WorkerConfig
@@ -71,14 +71,11 @@ def build_engine(
     """
     torch.set_num_threads(config.cpu_threads or len(os.sched_getaffinity(0)))
     memory = host_memory()
+    progress("reading the vocabulary", 0, 1)
     vocabulary = load_vocabulary(config.model)
     network = (_real if config.script is None else _scripted)(config, memory, progress)
     _check_vocabulary(network.config, vocabulary)
-    size = cache_size(
-        *(config, network.budget, network.model.kv_spec),
-        config.block_size or network.backend.default_block_size,
-        network.config.max_position_embeddings,
-    )
+    size = _sized(config, network, network.model.kv_spec)
     pool = BlockPool(size.num_blocks, size.block_size)
     # One block more than the pool hands out: the null block.
     allocate_kv_cache(network.backend, size.spec, size.num_blocks + 1, size.block_size)
@@ -115,8 +112,19 @@ def _real(config: WorkerConfig, memory: HostMemory, progress: Progress) -> _Netw
     checkpoint = open_checkpoint(config.model)
     weight_bytes = checkpoint.weight_bytes(dtype)
     budget = kv_budget(config, memory, weight_bytes)
+    about, backend = checkpoint.config, TorchBackend()
+    # What cannot be held is refused before gigabytes of weights are read.
+    spec = KVCacheSpec(about.num_layers, about.num_kv_heads, about.head_dim, dtype)
+    _sized(config, _Network(about, None, backend, weight_bytes, budget), spec)
     model = checkpoint.load(dtype, lambda done, total: progress("loading weights", done, total))
-    return _Network(checkpoint.config, model, TorchBackend(), weight_bytes, budget)
+    return _Network(about, model, backend, weight_bytes, budget)
+
+
+def _sized(config: WorkerConfig, network: _Network, spec: KVCacheSpec) -> CacheSize:
+    block_size = config.block_size or network.backend.default_block_size
+    return cache_size(
+        *(config, network.budget, spec, block_size), network.config.max_position_embeddings
+    )
 
 
 def _scripted(config: WorkerConfig, memory: HostMemory, progress: Progress) -> _Network:

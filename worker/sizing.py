@@ -106,7 +106,7 @@ def _blocks(
     try:
         fitting = blocks_that_fit(spec.bytes_per_token, block_size, budget.num_bytes)
     except ValueError as error:
-        raise ValueError(f"{error}: {budget.reason}; give kv_cache_memory_bytes") from error
+        raise ValueError(f"{error} ({budget.reason}); kv_cache_memory_bytes gives more") from error
     if useful <= fitting:
         return useful, (
             f"max_num_seqs {config.max_num_seqs} x {longest:,} tokens; memory would allow "

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from noria.plan.memory import HostMemory
 from worker.attention.base import KVCacheSpec
+from worker.build import build_engine
 from worker.config import WorkerConfig
 from worker.sizing import Budget, cache_size, kv_budget
 
@@ -69,7 +70,9 @@ def test_a_length_asked_for_that_does_not_fit_is_refused_with_all_numbers():
 
 
 def test_memory_for_no_block_is_refused_with_both_sizes_and_what_helps():
-    with pytest.raises(ValueError, match=r"1,000 bytes .* 26,214,400.*give kv_cache_memory_bytes"):
+    with pytest.raises(
+        ValueError, match=r"1,000 bytes .* 26,214,400.*kv_cache_memory_bytes gives more"
+    ):
         cache_size(config(), Budget(1000, "because"), OPT_13B, 16, 4096)
 
 
@@ -100,3 +103,22 @@ def test_neither_blocks_nor_lengths_promise_what_the_other_cannot_hold(
     assert size.max_model_len <= min(longest, size.num_tokens)
     assert size.num_bytes <= budget
     assert size.num_blocks <= seqs * -(-longest // block)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_model_len": 8193}, "max_model_len 8193 exceeds the model's 8192 positions"),
+        ({"max_model_len": 512, "num_blocks": 3}, "max_model_len 512 exceeds the 48 tokens"),
+        ({"kv_cache_memory_bytes": 10}, "10 bytes are left for the KV cache"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_before_weights_are_read(settings, named, demo_model_path):
+    told = []
+    with pytest.raises(ValueError, match=named):
+        build_engine(
+            WorkerConfig(demo_model_path, cpu_threads=1, **settings),
+            lambda stage, done, total: told.append(stage),
+        )
+    assert told == ["reading the vocabulary"]
