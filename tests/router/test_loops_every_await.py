@@ -54,9 +54,9 @@ async def test_nothing_is_held_and_the_next_request_is_served(loop, keys_file, m
         async with routed(**settings) as setup:
             setup.worker.auto = [10, 11, 12]
             while cuts < least if loop in BY_TIME else cuts < 40:
+                write(keys_file, KEY, f"another-{cuts}")
                 cut.cut_at(cuts + 1)
                 await busy(setup)
-                write(keys_file, KEY, f"another-{cuts}")
                 if loop in BY_TIME:
                     await until(lambda: cut.hit)
                 elif not cut.hit:
@@ -84,7 +84,7 @@ def write(path, *keys):
 
 async def busy(setup):
     """Requests before, during and after a break of both sessions; they may fail, not hang."""
-    statuses = [await ended(setup.stream())]
+    statuses = [await ended(setup.stream()), await ended(setup.stream())]
     setup.worker.break_session()
     setup.tokenizer.break_sessions()
     statuses += [await ended(setup.stream()), await ended(setup.stream())]
