@@ -7,6 +7,7 @@ comes back, and the process goes on.
 import asyncio
 import functools
 import hashlib
+import threading
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ import structlog
 
 from noria.service.tasks import keep_running
 from router import app, connection
+from router.keys_file import KeysFile
 from router.loops import Loops
 from router.tokenizer import Tokenizer
 from router.worker_session import WorkerSession
@@ -70,6 +72,30 @@ async def test_nothing_is_held_and_the_next_request_is_served(loop, keys_file, m
     assert "defect" not in told
     if name != "_write_all":
         assert told.count("loop_ended") == cuts
+
+
+async def test_keys_read_by_a_loop_that_was_cancelled_are_read_again(keys_file, monkeypatch):
+    """The thread that reads goes on alone; what it has seen is not known for that."""
+    reading, go_on = threading.Event(), threading.Event()
+    poll = KeysFile.poll
+
+    def slow_poll(file):
+        keys = poll(file)
+        if keys is not None and len(keys) == 2 and not reading.is_set():
+            reading.set()
+            go_on.wait(5)
+        return keys
+
+    monkeypatch.setattr(KeysFile, "poll", slow_poll)
+    async with routed(api_key_sha256="", keys_file=keys_file, keys_poll_s=0.01) as setup:
+        setup.worker.auto = [10]
+        write(keys_file, KEY, "another")
+        await until(reading.is_set)
+        for task in asyncio.all_tasks():
+            if task.get_coro().__qualname__ == "Loops.follow_keys":
+                task.cancel()
+        go_on.set()
+        await taken_over(setup, "another")
 
 
 def write(path, *keys):
