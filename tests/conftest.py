@@ -19,6 +19,13 @@ DEMO_MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA_MODEL = ROOT / ".cache" / "models" / "gemma-3-270m-q4_k_m.gguf"
 
 
+def pytest_configure(config):
+    # Here, since it imports gRPC, which reads the environment when it is imported.
+    from tests.support.canary import WATCH
+
+    config.pluginmanager.register(WATCH)
+
+
 @pytest.fixture(scope="session")
 def demo_model_path() -> Path:
     """SmolLM2-135M-Instruct as `make model` fetches it."""

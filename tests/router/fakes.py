@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from noria.reasons import RequestError
 from noria.service import errors
@@ -22,8 +23,9 @@ from noria.v1 import (
 )
 from router.app import Router, running_router
 from router.config import RouterConfig
+from tests.support.canary import API_KEY, CANARY, look
 
-KEY = "noria-test-key"
+KEY = API_KEY
 KEY_SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
 EOS = 2
 # A client that reads nothing blocks its stream after some 64 KiB.
@@ -130,7 +132,9 @@ class Slot:
 
 
 class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
-    """Ids are code points of the last message; an output id's text is in `pieces`."""
+    """Ids are code points of the last message's last text; an output id's text is in `pieces`,
+    or the id itself with the canary.
+    """
 
     def __init__(
         self, fingerprint: str = "vocabulary", model: str = "tokenizer-model", text: str = " "
@@ -159,7 +163,7 @@ class FakeTokenizer(FakeServer, tokenizer_pb2_grpc.TokenizerServiceServicer):
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self, server)
 
     def text_of(self, token_id: int) -> str:
-        return self.pieces.get(token_id, f"{self.text}{token_id}")
+        return self.pieces.get(token_id, f"{self.text}{token_id}{CANARY}")
 
     def break_sessions(self) -> None:
         """End every decode session as a crash would."""
@@ -433,8 +437,14 @@ _SAMPLING = {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields
 
 
 def user(text: str) -> chat_pb2.Message:
-    block = chat_pb2.ContentBlock(text=chat_pb2.TextBlock(text=text))
-    return chat_pb2.Message(role=chat_pb2.ROLE_USER, content=[block])
+    """The text, and a block before it of which no more should ever be heard."""
+    blocks = [chat_pb2.ContentBlock(text=chat_pb2.TextBlock(text=each)) for each in (CANARY, text)]
+    return chat_pb2.Message(role=chat_pb2.ROLE_USER, content=blocks)
+
+
+def told(text: str) -> str:
+    """A text that was told, without the canary."""
+    return text.replace(CANARY, "")
 
 
 async def events(call) -> list[chat_pb2.StreamEvent]:
@@ -471,9 +481,9 @@ def kinds(answer: list[chat_pb2.StreamEvent]) -> list[str]:
 
 
 def texts(answer: list[chat_pb2.StreamEvent]) -> list[str]:
-    """The texts of all text deltas."""
+    """The texts of all text deltas, without the canary."""
     deltas = [e.content_block_delta for e in answer if e.HasField("content_block_delta")]
-    return [delta.text for delta in deltas if delta.WhichOneof("delta") == "text"]
+    return [told(delta.text) for delta in deltas if delta.WhichOneof("delta") == "text"]
 
 
 @contextlib.asynccontextmanager
@@ -507,6 +517,7 @@ async def routed(
                 setup = Setup(router, tokenizer, fakes, chat_pb2_grpc.ChatServiceStub(channel))
                 yield setup
                 await setup.at_rest()
+                look("metrics", generate_latest(router.metrics_registry).decode())
     finally:
         for fake in (*tokenizers, *fakes):
             await fake.stop()

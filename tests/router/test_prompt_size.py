@@ -7,6 +7,7 @@ from noria.reasons import Reason, RequestError
 from router.prompt_size import check_fits
 from router.requests import Conversation, RawText, Turn
 from tests.router.fakes import FakeTokenizer, FakeWorker, failure, routed
+from tests.support.canary import CANARY
 
 CHAT = Conversation("é", (Turn("user", ("abc", "d")), Turn("assistant", ("efg",))))
 
@@ -38,10 +39,10 @@ async def test_a_client_hears_of_it_and_the_tokenizer_does_not():
     tokenizer.max_piece_bytes = 3
     workers = [FakeWorker(max_model_len=20), FakeWorker(max_model_len=10)]
     async with routed(*workers, tokenizer=tokenizer) as setup:
-        code, error = await failure(setup.stream("x" * 61))
+        code, error = await failure(setup.stream("x" * (61 - len(CANARY))))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
         assert "61 bytes of text" in error.message
         assert setup.tokenizer.encoded == []
-        await failure(setup.stream("x" * 60))
+        await failure(setup.stream("x" * (60 - len(CANARY))))
         assert len(setup.tokenizer.encoded) == 1

@@ -18,6 +18,7 @@ from tests.router.fakes import (
     routed,
     spec,
     texts,
+    told,
     until,
 )
 
@@ -188,7 +189,7 @@ async def test_step_records_ride_on_the_delta_with_their_tokens_text():
         setup.worker.finish(1, "eos", EOS, steps=[last])
         received += await events(call)
         deltas = [e.content_block_delta for e in received if e.HasField("content_block_delta")]
-        assert [(d.text, [s.step for s in d.steps]) for d in deltas] == [
+        assert [(told(d.text), [s.step for s in d.steps]) for d in deltas] == [
             (" 10", [1, 2]),
             (" 11", [3]),
             ("", [4]),
@@ -202,7 +203,7 @@ async def test_chat_gives_the_same_answer_in_one_message():
         streamed = await events(setup.stream())
         whole = await setup.stub.Chat(chat_pb2.ChatRequest(spec=spec()), metadata=bearer())
         (choice,) = whole.choices
-        assert choice.content[0].text.text == "".join(texts(streamed))
+        assert told(choice.content[0].text.text) == "".join(texts(streamed))
         assert choice.usage == streamed[-2].message_delta.usage == whole.usage
         assert choice.stop_reason == chat_pb2.STOP_REASON_END_TURN
         assert whole.request_id.startswith("req-")

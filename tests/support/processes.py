@@ -12,7 +12,7 @@ from noria import AsyncClient
 from noria.cli.supervisor import Child, ChildSpec, StopRule, running_child, unless_died
 from router.app import running_router
 from router.config import RouterConfig
-from tests.support.stack import API_KEY
+from tests.support.canary import API_KEY, look
 from tests.support.waiting import until
 from tokenizer_svc.app import running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
@@ -50,6 +50,7 @@ class Fleet:
 
     def _note(self, name, event):
         self.events[name].append(dict(event))
+        look(f"events of {name}", dict(event))
 
     async def start_tokenizer(self, listen=ANY_PORT, name="tokenizer") -> Child:
         child = await self.start(

@@ -5,11 +5,14 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.canary import look
+
 
 class Scrape(dict):
     """Values by name and labels: `scrape["noria_held", "requests"]`."""
 
     def __init__(self, text):
+        look("metrics", text)
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
         for family in self.families.values():
             for sample in family.samples:

@@ -6,17 +6,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import generate_latest
+
 from noria import AsyncClient
 from router.app import Router, running_router
 from router.config import RouterConfig
+from tests.support.canary import API_KEY, look
 from tests.support.worker_client import record_steps
 from tokenizer_svc.app import running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
 from worker.app import running_worker
 from worker.build import WorkerFacts
 from worker.config import WorkerConfig
-
-API_KEY = "noria-test-key"
 
 
 @dataclass
@@ -81,3 +82,5 @@ async def running_stack(
         addresses = [running.address for running in services]
         metrics = [running.metrics_address for running in services]
         yield Stack(serving, client, facts, steps, addresses, metrics)
+        for registry in (serving.metrics_registry, *(running.registry for running in workers)):
+            look("metrics", generate_latest(registry).decode())
