@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc
 
+from noria.reasons import RequestError
+from noria.service import errors
 from noria.service.limits import LOAD_INTERVAL_SECONDS, SESSION_STALL_SECONDS
 from noria.service.outbox import OutboxClosedError
 from noria.service.protocol import PROTOCOL_VERSION
@@ -42,10 +44,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def Session(  # type: ignore[override]  # noqa: N802 - the wire's name
         self, request_iterator: AsyncIterator[worker_pb2.SessionRequest], context: SessionContext
     ) -> None:
-        await self._check_hello(request_iterator, context)
-        hub, info = await asyncio.shield(self._ready)
-        await context.write(worker_pb2.SessionResponse(hello=info.hello))
         try:
+            await self._check_hello(request_iterator, context)
+            hub, info = await asyncio.shield(self._ready)
+            await context.write(worker_pb2.SessionResponse(hello=info.hello))
             with hub.session() as session:
                 await first_of(
                     _read(request_iterator, session),
@@ -54,6 +56,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 )
         except SessionProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except RequestError as error:
+            await errors.abort(context, error)
 
     async def _check_hello(
         self, requests: AsyncIterator[worker_pb2.SessionRequest], context: SessionContext

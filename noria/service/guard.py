@@ -30,7 +30,7 @@ class UnparsedRequest:
 
 
 class GuardedRequests(grpc.aio.ServerInterceptor):
-    """Gives handlers of a single request an `UnparsedRequest` where nothing may be parsed.
+    """Gives handlers an `UnparsedRequest` where nothing may be parsed, in sessions as well.
 
     Handlers find out who calls before they look at the request, so that one that was not
     parsed for want of a key is refused for that. A key that has become valid just between
@@ -47,7 +47,7 @@ class GuardedRequests(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Find, details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+        if handler is None or handler.request_deserializer is None:
             return handler
         refusal = self._refusal(details.method, details.invocation_metadata or ())
         parse = self._guarded(handler.request_deserializer, refusal)

@@ -269,3 +269,25 @@ async def test_a_request_cannot_bring_a_template(stub):
     ids = await encode_chat(stub, "{{ 7*7 }}")
     pieces = (await stub.Decode(tokenizer_pb2.DecodeRequest(token_ids=ids))).pieces
     assert b"".join(pieces) == b"<|user|>{{ 7*7 }}<|/user|><|assistant|>"
+
+
+async def test_bytes_that_are_no_message_end_their_session_with_a_reason(golden_model):
+    """Not with an exception's name; the slots are gone, and another session decodes."""
+    config = TokenizerConfig(golden_model, "golden", "127.0.0.1:0")
+    async with running_tokenizer(config) as tokenizer:
+        await tokenizer.ready()
+        async with grpc.aio.insecure_channel(tokenizer.address) as channel:
+            call = channel.stream_stream("/noria.v1.TokenizerService/DecodeSession")()
+            opened = tokenizer_pb2.DecodeOpen(slot=1)
+            message = tokenizer_pb2.DecodeSessionRequest(open=opened)
+            await call.write(message.SerializeToString())
+            await call.write(b"\xff" * 100)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "no message of this method" in caught.value.details()
+        async with tokenizer_stub(tokenizer.address) as stub, decode_client(stub) as session:
+            await session.open(1)
+            await session.close(1)
+            assert (await session.closed(1)).num_ids == 0
