@@ -283,11 +283,15 @@ async def test_bytes_that_are_no_message_end_their_session_with_a_reason(golden_
             await call.write(message.SerializeToString())
             await call.write(b"\xff" * 100)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                while await call.read() is not grpc.aio.EOF:
-                    pass
+                await to_its_end(call)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "no message of this method" in caught.value.details()
         async with tokenizer_stub(tokenizer.address) as stub, decode_client(stub) as session:
             await session.open(1)
             await session.close(1)
             assert (await session.closed(1)).num_ids == 0
+
+
+async def to_its_end(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass

@@ -37,11 +37,15 @@ async def test_the_session_ends_with_a_reason_and_gives_everything_back(
             for message in sent:
                 await call.write(message)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                while await call.read() is not grpc.aio.EOF:
-                    pass
+                await to_its_end(call)
         error = parse_status_details(dict(caught.value.trailing_metadata())[DETAILS_KEY])
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (error.reason, error.fields[0][0]) == (Reason.INVALID_FIELD, "request")
         await until(lambda: worker.state().live_submits + scheduler.pool.num_used == 0)
         async with worker_client(worker.address) as client:
             assert len(await client.generate([5, 9], 3)) == 3
+
+
+async def to_its_end(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
