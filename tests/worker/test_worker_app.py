@@ -117,7 +117,7 @@ def _check_decodes_advance(outputs):
         for entry in output.scheduled:
             gap = output.step - last_step.get(entry.sequence_id, output.step - 1)
             assert gap == 1 or entry.first_position % 16 == 0
-            if entry.draw is not None:
+            if entry.draw is not None or entry.sequence_id in last_step:
                 last_step[entry.sequence_id] = output.step
 
 
