@@ -505,8 +505,12 @@ async def routed(
     settings = RouterConfig(
         tokenizers=tuple(each.address for each in tokenizers),
         workers=tuple(worker.address for worker in fakes),
-        listen="127.0.0.1:0",
-        **{"api_key_sha256": KEY_SHA256, "tick_s": 0.01, **config},
+        **{
+            "listen": "127.0.0.1:0",
+            "api_key_sha256": KEY_SHA256,
+            "tick_s": 0.01,
+            **config,
+        },
     )
     try:
         async with running_router(settings, clock=clock, seed_source=lambda: seed) as router:
