@@ -1,8 +1,11 @@
 """Faults that comparable systems were reported to have, each by the shortest way to provoke it."""
 
 import asyncio
+import resource
 import signal
 import sys
+import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -148,6 +151,38 @@ async def test_clients_that_read_nothing_hold_nobody_up():
                 assert "".join(texts(await events(setup.stream()))) == " 10 11"
         for call in unread:
             call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("clients", "seconds"),
+    [(10, 0), pytest.param(50, 120, marks=[pytest.mark.soak, pytest.mark.timeout(300)])],
+)
+async def test_clients_that_read_nothing_cost_a_bounded_memory(clients, seconds):
+    """STR-07: for as long as they stay; what a stream holds is its outbox and what gRPC does."""
+    tokenizer = FakeTokenizer()
+    tokenizer.pieces = {1: "x" * 20_000}
+    async with routed(FakeWorker(max_num_seqs=64), tokenizer=tokenizer) as setup:
+        unread = [setup.stream(timeout=400) for _ in range(clients)]
+        await setup.submitted(clients)
+        setup.worker.auto = [10, 11]
+        before, most, slowest_s = resident_bytes(), 0, 0.0
+        until_s = time.monotonic() + seconds
+        while len(setup.worker.aborts) < clients or time.monotonic() < until_s:
+            for number in setup.worker.live:
+                setup.worker.emit(number, 1)
+            asked = time.monotonic()
+            assert "".join(texts(await events(setup.stream()))) == " 10 11"
+            slowest_s = max(slowest_s, time.monotonic() - asked)
+            most = max(most, resident_bytes() - before)
+        assert most < clients * 4 * MIB
+        assert slowest_s < 2
+        for call in unread:
+            assert (await failure(call))[1].reason is Reason.SLOW_READER
+
+
+def resident_bytes():
+    """What this process holds of memory: router, tokenizer, worker and clients together."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize("method", ["StreamChat", "Chat"])
