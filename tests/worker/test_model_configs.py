@@ -88,6 +88,72 @@ def test_rope_parameters_stand_for_rope_theta_and_are_checked(folder):
 
 
 @pytest.mark.parametrize(
+    ("rope", "words"),
+    [
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 32.0}, "beta_fast = 32.0"),
+        ({"rope_type": "linear"}, "factor is missing"),
+        ({"rope_type": "linear", "factor": 0}, "factor is 0.0"),
+        ({"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor is missing"),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+            },
+            "low_freq_factor 4.0 is not below high_freq_factor 4.0",
+        ),
+        ("linear", "rope_scaling is 'linear'"),
+    ],
+)
+def test_rope_scalings_that_are_not_whole_are_refused(folder, rope, words):
+    with pytest.raises(ConfigError) as error:
+        read_hf_config(folder(rope_scaling=rope))
+    assert words in str(error.value)
+
+
+def test_two_descriptions_of_rope_contradict_each_other(folder):
+    rope = {"rope_type": "linear", "factor": 2.0}
+    with pytest.raises(ConfigError, match="both rope_parameters and rope_scaling"):
+        read_hf_config(folder(rope_scaling=rope, rope_parameters={"rope_theta": 1e4} | rope))
+
+
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16, "num_key_value_heads": 4}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 16, "num_key_value_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (QWEN3 | {"layer_types": ["full_attention"]}, "a list of 2 words"),
+        (QWEN3 | {"layer_types": ["full_attention", "chunked"]}, "layer_types = 'chunked'"),
+        (QWEN3 | {"layer_types": ["full_attention", "sliding_attention"]}, "without a window"),
+        (QWEN3 | {"use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0"),
+        (GEMMA3 | {"sliding_window": None}, "sliding_window is missing"),
+        (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_scalar is 0"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForConditionalGeneration"),
+    ],
+)
+def test_windows_and_layers_that_contradict_are_named(folder, changes, words):
+    with pytest.raises(ConfigError) as error:
+        read_hf_config(folder(**changes))
+    assert words in str(error.value)
+
+
+def test_absent_fields_have_the_familys_defaults_and_null_ones_have_not(folder):
+    """Of transformers' classes: Mistral's window and KV heads, Gemma's pattern."""
+    mistral = {"architectures": ["MistralForCausalLM"], "num_attention_heads": 8}
+    assert read_hf_config(folder(**mistral)).sliding_window == 4096
+    assert read_hf_config(folder(**mistral)).num_kv_heads == 8
+    assert read_hf_config(folder(**mistral, sliding_window=None)).sliding_window is None
+    gemma = read_hf_config(folder(**GEMMA3, num_hidden_layers=12))
+    assert [gemma.window_of(layer) for layer in (4, 5, 6, 11)] == [4096, None, 4096, None]
+    assert (gemma.rope_of(4).theta, gemma.rope_of(5).theta) == (10_000.0, 1_000_000.0)
+    assert (gemma.attention_scale, gemma.tie_word_embeddings) == (1 / 16, True)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),

@@ -4,6 +4,7 @@ Logits within 1e-3 absolute and 1e-4 on average of transformers' own, in fp32.
 """
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +31,8 @@ from tests.support.tiny_models import Forward, edit_config, randomised, schedule
 from worker.model_runner import ModelRunner
 from worker.models.config import ConfigError
 from worker.models.loader import open_checkpoint
-from worker.models.transformers_checkpoint import TransformersCheckpoint
+from worker.models.transformers_checkpoint import TransformersCheckpoint, _check_windows
+from worker.models.transformers_model import paged_attention
 from worker.models.weights import WeightsError
 
 PROMPT = [(index * 37 + 11) % VOCAB for index in range(41)]
@@ -200,6 +202,34 @@ def test_frequencies_that_change_with_the_batch_are_refused(rope, tmp_path):
     parameters = {"rope_type": rope, "rope_theta": 10000.0, **settings}
     edit_config(tmp_path, rope_parameters=parameters)
     assert f"rope_type = '{rope}'" in refusal(tmp_path)
+
+
+def test_a_window_that_attention_is_not_told_is_refused():
+    """It would be in the mask alone, which we never see."""
+    described = SimpleNamespace(sliding_window=9)
+    _check_windows(described, [9, 9])
+    with pytest.raises(ConfigError, match=r"sliding_window = 9 does not reach .* layer 1"):
+        _check_windows(described, [9, None])
+    mixed = SimpleNamespace(sliding_window=9, layer_types=["full_attention", "sliding_attention"])
+    _check_windows(mixed, [None, 9])
+    with pytest.raises(ConfigError, match="layer 1"):
+        _check_windows(mixed, [9, None])
+    _check_windows(SimpleNamespace(sliding_window=9, use_sliding_window=False), [None])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"attention_mask": torch.zeros(1, 1, 2, 2)}, "attention_mask = a tensor"),
+        ({"is_causal": False}, "is_causal = False"),
+        ({"some_new_argument": 3}, "some_new_argument = 3"),
+    ],
+)
+def test_what_a_layer_asks_of_attention_beside_scale_and_window_is_refused(arguments, words):
+    module, heads = torch.nn.Module(), torch.ones(1, 2, 2, 4)
+    given = {"attention_mask": None, "position_ids": torch.zeros(1, 2)} | arguments
+    with pytest.raises(ConfigError, match=f"Module asks of attention: {words}"):
+        paged_attention(module, heads, heads, heads, **given)
 
 
 def test_a_model_that_does_more_than_attention_is_found_by_its_logits(tmp_path, monkeypatch):
