@@ -5,6 +5,7 @@ go to the client's outbox; an error interrupts the request. Nothing here waits.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from noria.reasons import RequestError
 from router.choice_answer import AnswerHead, ChoiceAnswer, IdsToText
@@ -13,11 +14,19 @@ from router.record import RequestRecord
 from router.worker_news import Finish, NewTokens, WorkerReport
 
 
+class IdStream(Protocol):
+    """Where the ids come from: what is withdrawn is computed no further."""
+
+    def withdraw(self) -> None: ...
+
+    def withdraw_choice(self, choice: int) -> None: ...
+
+
 class Answer:
     """Sink of one request's ids; each of its choices is the sink of its own text.
 
-    Slots and `stop_worker` are bound once they exist; `fail` ends the request. A choice
-    that a stop string ends goes on at the worker until all have ended.
+    Slots and the worker's `ids` are bound once they exist; `fail` ends the request. What a
+    stop string ends is stopped at the worker at once: a choice, and the rest with the last.
     """
 
     def __init__(
@@ -34,15 +43,15 @@ class Answer:
         self._record = record
         self._delivery = delivery
         self._fail = fail
-        self._stop_worker: Callable[[], None] = lambda: None
+        self._ids: IdStream | None = None
         self._started = False
         self._failed = False
 
-    def bind(self, slots: Iterable[IdsToText], stop_worker: Callable[[], None]) -> None:
-        """Connect the choices' decode slots, and how to stop the worker once all text is there."""
+    def bind(self, slots: Iterable[IdsToText], ids: IdStream) -> None:
+        """Connect the choices' decode slots, and the stream that their ids come from."""
         for choice, slot in zip(self.choices, slots, strict=True):
             choice.slot = slot
-        self._stop_worker = stop_worker
+        self._ids = ids
 
     # From the worker.
 
@@ -72,11 +81,16 @@ class Answer:
 
     # From the choices.
 
-    def on_choice_ended(self, duration_us: int) -> bool:
+    def on_choice_ended(self, index: int, duration_us: int) -> bool:
         """A choice's text is complete; whether that of all is."""
-        if self._failed or not all(choice.ended for choice in self.choices):
+        if self._failed:
             return False
-        self._stop_worker()
+        if not all(choice.ended for choice in self.choices):
+            if self._ids is not None:
+                self._ids.withdraw_choice(index)
+            return False
+        if self._ids is not None:
+            self._ids.withdraw()
         self._record.text_ended(duration_us)
         return True
 

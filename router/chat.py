@@ -96,7 +96,7 @@ class Chats:
                 held.enter_context(DecodeSlot(options, choice, port)) for choice in answer.choices
             ]
             stream = TokenStream(generation, permit, answer, self.dispatcher)
-            answer.bind(slots, stream.withdraw)
+            answer.bind(slots, stream)
             held.enter_context(stream)
             yield call.delivery
 

@@ -44,7 +44,7 @@ class IdsToText(Protocol):
 class WholeAnswer(Protocol):
     """What a choice tells the answer that it belongs to."""
 
-    def on_choice_ended(self, duration_us: int) -> bool: ...
+    def on_choice_ended(self, index: int, duration_us: int) -> bool: ...
 
     def on_failed(self, error: RequestError) -> None: ...
 
@@ -173,7 +173,7 @@ class ChoiceAnswer:
             self._put_delta("", last_steps, last_infos)
         self._begin_block()
         self.ended = True
-        is_last = self._whole.on_choice_ended(duration_us)
+        is_last = self._whole.on_choice_ended(self._index, duration_us)
         usage = replace(self._record.usage, output_tokens=self._num_ids)
         end = MessageEnd(self._stop_reason, stop_sequence, usage, self._index, is_last)
         self._delivery.put(BlockStop(self._index))

@@ -48,6 +48,8 @@ class AttemptPort(Protocol):
 
     def abort(self, submit_number: int) -> None: ...
 
+    def abort_choice(self, submit_number: int, choice: int) -> None: ...
+
 
 class Line(Protocol):
     """Where streams wait for a worker."""
@@ -79,6 +81,7 @@ class TokenStream:
         self._replacements = 0
         self._num_tokens = 0
         self._finished: set[int] = set()
+        self._withdrawn: set[int] = set()
         self._over = False
 
     def __enter__(self) -> "TokenStream":
@@ -104,6 +107,13 @@ class TokenStream:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.abort(self._submit_number)
+
+    def withdraw_choice(self, choice: int) -> None:
+        """Want nothing more of one choice; the others go on. One that has ended is ignored."""
+        if self._worker is not None and choice not in self._finished:
+            self._finished.add(choice)
+            self._withdrawn.add(choice)
+            self._worker.abort_choice(self._submit_number, choice)
 
     def queue(self, position: int) -> None:
         """It stands in line, with so many others in front."""
@@ -138,9 +148,10 @@ class TokenStream:
         if self._over:
             return
         self._sink.on_report(report)
-        if Finish.ABORTED in finishes or len(finishes) != self.generation.num_choices:
+        wanted = [f for choice, f in enumerate(finishes) if choice not in self._withdrawn]
+        if Finish.ABORTED in wanted or len(finishes) != self.generation.num_choices:
             self.lose()
-        elif Finish.EXPIRED in finishes:
+        elif Finish.EXPIRED in wanted:
             self._fail(RequestError(Reason.DEADLINE_EXCEEDED, "the deadline passed"))
         else:
             self._over = True

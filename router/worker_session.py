@@ -68,6 +68,10 @@ class WorkerSession:
             worker_pb2.SessionRequest(abort=worker_pb2.Abort(submit_number=submit_number))
         )
 
+    def abort_choice(self, submit_number: int, choice: int) -> None:
+        abort = worker_pb2.AbortChoice(submit_number=submit_number, choice=choice)
+        self._outbox.put(worker_pb2.SessionRequest(abort_choice=abort))
+
     async def _connect(self) -> None:
         async with grpc.aio.insecure_channel(self._address, options=SESSION_OPTIONS) as channel:
             call = worker_pb2_grpc.WorkerServiceStub(channel).Session()

@@ -72,6 +72,8 @@ class WorkerLine(Protocol):
 
     def abort(self, submit_number: int) -> None: ...
 
+    def abort_choice(self, submit_number: int, choice: int) -> None: ...
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -127,6 +129,12 @@ class WorkerState:
         if attempt is not None and attempt.wanted:
             attempt.wanted = False
             self._line.abort(submit_number)
+
+    def abort_choice(self, submit_number: int, choice: int) -> None:
+        """Nobody wants more of this choice; the attempt goes on."""
+        attempt = self.attempts.get(submit_number)
+        if attempt is not None and attempt.wanted:
+            self._line.abort_choice(submit_number, choice)
 
     def give_up_unstarted(self) -> int:
         """Let requests without a first token be placed elsewhere; how many there were."""

@@ -83,6 +83,10 @@ async def _read(requests: AsyncIterator[worker_pb2.SessionRequest], session: Ses
                 session.submit(request.submit)
             case "abort":
                 session.abort(request.abort.submit_number)
+            case "abort_choice":
+                session.abort_choice(
+                    request.abort_choice.submit_number, request.abort_choice.choice
+                )
             case _:
                 # A second hello, or a message of a later version: nothing to do.
                 pass

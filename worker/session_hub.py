@@ -101,6 +101,12 @@ class SessionHub:
         for sequence_id in submission.sequence_ids():
             self.engine.abort(sequence_id)
 
+    def abort_choice(self, submission: Submission, choice: int) -> None:
+        """End one choice of a submit, if it has that one; the others go on."""
+        sequence_ids = list(submission.sequence_ids())
+        if choice < len(sequence_ids):
+            self.engine.abort(sequence_ids[choice])
+
     def forget(self, submission: Submission) -> None:
         """Whatever still comes from this submit goes nowhere."""
         for sequence_id in submission.sequence_ids():

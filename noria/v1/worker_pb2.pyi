@@ -152,24 +152,28 @@ class SessionRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     SUBMIT_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
+    ABORT_CHOICE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
     def submit(self) -> Global___Submit: ...
     @_builtins.property
     def abort(self) -> Global___Abort: ...
+    @_builtins.property
+    def abort_choice(self) -> Global___AbortChoice: ...
     def __init__(
         self,
         *,
         hello: Global___RouterHello | None = ...,
         submit: Global___Submit | None = ...,
         abort: Global___Abort | None = ...,
+        abort_choice: Global___AbortChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "abort_choice", b"abort_choice", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "abort_choice", b"abort_choice", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "abort"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "abort", "abort_choice"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -413,6 +417,33 @@ class Abort(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Abort: _TypeAlias = Abort  # noqa: Y015
+
+@_typing.final
+class AbortChoice(_message.Message):
+    """AbortChoice ends one choice of a submit, for example because a stop string was
+    found in its text; the others go on. It is a message of its own since a worker that
+    does not know it has to ignore it, not to end them all.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBMIT_NUMBER_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    submit_number: _builtins.int
+    choice: _builtins.int
+    def __init__(
+        self,
+        *,
+        submit_number: _builtins.int = ...,
+        choice: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "submit_number", b"submit_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortChoice: _TypeAlias = AbortChoice  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):

@@ -265,6 +265,7 @@ class FakeWorker(FakeServer, worker_pb2_grpc.WorkerServiceServicer):
         self.acknowledge_aborts = True
         self.submits: list[worker_pb2.Submit] = []
         self.aborts: list[int] = []
+        self.aborted_choices: list[tuple[int, int]] = []
         self.live: dict[int, worker_pb2.Submit] = {}
         self._counts: dict[int, int] = {}
         self.last_submit_number = 0
@@ -300,6 +301,9 @@ class FakeWorker(FakeServer, worker_pb2_grpc.WorkerServiceServicer):
                     self.aborts.append(number)
                     if number in self.live and self.acknowledge_aborts:
                         self.finish(number, "aborted")
+                case "abort_choice":
+                    one = request.abort_choice
+                    self.aborted_choices.append((one.submit_number, one.choice))
 
     def _submitted(self, submit: worker_pb2.Submit) -> None:
         self.submits.append(submit)
@@ -350,15 +354,18 @@ class FakeWorker(FakeServer, worker_pb2_grpc.WorkerServiceServicer):
         more: int = 0,
         choice: int = 0,
         chosen=(),
+        aborted=(),
         **report: int,
     ) -> None:
         """The step that ends a submit, with the last ids of one choice; `more` were computed
-        unseen. All choices are said to have ended alike.
+        unseen. All choices are said to have ended alike, but for the `aborted` ones.
         """
         others = self.live.pop(number).n - 1
         count = self._counts.pop(number, 0) + len(token_ids) + more
         finished = worker_pb2.Finished(
-            finish_reasons=[FINISH[reason]] * (1 + others),
+            finish_reasons=[
+                FINISH["aborted" if i in aborted else reason] for i in range(1 + others)
+            ],
             output_tokens=[count] + [0] * others,
             **report,
         )

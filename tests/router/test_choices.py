@@ -94,6 +94,7 @@ async def test_a_stop_string_ends_its_choice_alone_and_the_last_one_the_worker()
         received = []
         while not (received and received[-1].HasField("message_stop")):
             received.append((await call.read()).event)
+        await until(lambda: setup.worker.aborted_choices == [(1, 0)])
         assert setup.worker.aborts == []
         setup.worker.emit(1, 10, 10, 10)
         setup.worker.emit(1, 10, 10, choice=1)
@@ -103,6 +104,39 @@ async def test_a_stop_string_ends_its_choice_alone_and_the_last_one_the_worker()
         assert [end_of(answer, i).usage.output_tokens for i in range(2)] == [2, 3]
         assert end_of(answer, 1).timeline.wasted_tokens == 3
         await until(lambda: setup.worker.aborts == [1])
+
+
+async def test_a_choice_aborted_for_its_stop_string_is_no_loss():
+    """The worker's last entry calls it aborted; the request is served all the same."""
+    async with routed() as setup:
+        setup.tokenizer.pieces = {10: "STOP"}
+        call = setup.stream(n=3, stop_sequences=["OPST"])
+        await setup.submitted(1)
+        setup.worker.emit(1, 20)
+        setup.worker.emit(1, 10, 10, 10, choice=1)
+        await until(lambda: setup.worker.aborted_choices == [(1, 1)])
+        setup.worker.emit(1, EOS, choice=2, finish_reason=FINISH["eos"])
+        setup.worker.finish(1, "eos", EOS, aborted=[1])
+        answer = await events(call)
+        reasons = [end_of(answer, i).stop_reason for i in range(3)]
+        assert reasons == [
+            chat_pb2.STOP_REASON_END_TURN,
+            chat_pb2.STOP_REASON_STOP_SEQUENCE,
+            chat_pb2.STOP_REASON_END_TURN,
+        ]
+        assert "".join(texts(of_choice(answer, 1))) == "ST"
+        assert setup.worker.aborted_choices == [(1, 1)]
+        assert setup.worker.aborts == []
+
+
+async def test_a_choice_that_a_worker_aborts_by_itself_is_a_loss():
+    async with routed() as setup:
+        call = setup.stream(n=2)
+        await setup.submitted(1)
+        setup.worker.emit(1, 10, choice=1)
+        setup.worker.finish(1, "eos", EOS, aborted=[1])
+        code, error = await failure(call)
+        assert (code, error.reason) == (grpc.StatusCode.UNAVAILABLE, Reason.WORKER_LOST)
 
 
 async def test_chat_returns_all_choices_and_counts_the_prompt_once():

@@ -45,6 +45,10 @@ class WorkerClient:
         abort = worker_pb2.Abort(submit_number=number)
         await self._call.write(worker_pb2.SessionRequest(abort=abort))
 
+    async def abort_choice(self, number, choice):
+        abort = worker_pb2.AbortChoice(submit_number=number, choice=choice)
+        await self._call.write(worker_pb2.SessionRequest(abort_choice=abort))
+
     async def until(self, condition, timeout=60):
         """Wait until a condition on this client holds; checked after every message."""
         async with self._arrived:

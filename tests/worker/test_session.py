@@ -253,6 +253,56 @@ async def test_an_abort_ends_all_choices_with_one_entry(engine, hub):
         assert hub.num_live == 0
 
 
+@pytest.mark.parametrize("choice", [0, 1, 2])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+async def test_an_abort_of_one_choice_leaves_the_others(engine, hub, choice, steps):
+    """Before the prompt is computed too: the next choice computes it then."""
+    with hub.session() as session:
+        session.submit(submit(1, n=3, max_tokens=5))
+        for _ in range(steps):
+            engine.step(hub)
+        for _ in range(2):
+            session.abort_choice(1, choice)
+        engine.step(hub)
+        assert engine.scheduler.num_running + engine.scheduler.num_waiting == 2
+        while hub.num_live:
+            engine.step(hub)
+        *_, message = await taken(session)
+        (terminal,) = message.step.terminals
+        reasons = [worker_pb2.FINISH_REASON_LENGTH] * 3
+        reasons[choice] = worker_pb2.FINISH_REASON_ABORTED
+        assert list(terminal.finished.finish_reasons) == reasons
+        output = list(terminal.finished.output_tokens)
+        assert output.pop(choice) <= steps
+        assert output == [5, 5]
+
+
+async def test_an_abort_of_a_choice_that_is_not_there_is_ignored(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1, n=2, max_tokens=3))
+        for number, choice in ((1, 2), (1, 2**32 - 1), (2, 0)):
+            session.abort_choice(number, choice)
+        while hub.num_live:
+            engine.step(hub)
+        *_, message = await taken(session)
+        (terminal,) = message.step.terminals
+        assert list(terminal.finished.output_tokens) == [3, 3]
+        session.abort_choice(1, 0)
+
+
+async def test_the_last_choice_aborted_ends_the_submit(engine, hub):
+    with hub.session() as session:
+        session.submit(submit(1, n=2, max_tokens=50))
+        engine.step(hub)
+        for choice in (1, 0):
+            session.abort_choice(1, choice)
+        engine.step(hub)
+        *_, message = await taken(session)
+        (terminal,) = message.step.terminals
+        assert list(terminal.finished.finish_reasons) == [worker_pb2.FINISH_REASON_ABORTED] * 2
+        assert (hub.num_live, engine.scheduler.pool.num_used) == (0, 0)
+
+
 async def test_a_choice_that_fails_takes_its_request_with_it_and_no_other(engine, hub):
     drawn = engine.engine._runner.execute
     engine.engine._runner.execute = lambda output: StepResult(
