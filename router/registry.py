@@ -64,8 +64,11 @@ class Registry:
     def add(self, worker: WorkerState) -> None:
         figures = worker.figures
         self._workers[worker.worker_id] = worker
-        for name in (figures.model, *figures.aliases):
-            self._models[name] = figures.model
+        self._models[figures.model] = figures.model
+        for alias in figures.aliases:
+            # A model's own name is never another's alias.
+            if self._models.get(alias) != alias:
+                self._models[alias] = figures.model
         self._unserved_since.pop(figures.model, None)
 
     def remove(self, worker: WorkerState) -> None:

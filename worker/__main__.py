@@ -38,6 +38,13 @@ _SECONDS = click.FloatRange(0)
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_WORKER", "show_default": True})
 @click.option("--model", type=click.Path(exists=True, path_type=Path), required=True, help=_MODEL)
 @click.option("--served-model-name", default="", help="Name that requests use.")
+@click.option(
+    "--alias",
+    "aliases",
+    multiple=True,
+    envvar="NORIA_WORKER_ALIAS",
+    help="A further name; repeatable, in the environment separated by spaces.",
+)
 @click.option("--listen", default="127.0.0.1:50053", help="host:port; port 0 picks one.")
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
 @click.option("--dtype", type=click.Choice(DTYPES), default=DEFAULT_DTYPE, help="Of the weights.")

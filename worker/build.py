@@ -156,6 +156,7 @@ def _info(
         protocol_version=PROTOCOL_VERSION,
         instance_id=token_hex(8),
         model=config.name,
+        aliases=config.aliases,
         vocab_fingerprint=vocabulary.fingerprint,
         max_model_len=size.max_model_len,
         max_num_seqs=config.max_num_seqs,

@@ -34,6 +34,7 @@ class WorkerConfig:
                             None: this worker's share of the half of what weights leave free
     local_workers           workers that start on this computer and divide its memory
     metrics_listen          host:port for /metrics; empty: none
+    aliases                 further names that requests may use
     default_max_tokens      max_tokens of a request that names none; 0: the room left
     """
 
@@ -54,6 +55,7 @@ class WorkerConfig:
     cpu_threads: int | None = None
     script: Path | None = None
     drain_grace_s: float = 60.0
+    aliases: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

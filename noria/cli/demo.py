@@ -29,7 +29,7 @@ def demo(question: str, model: str, workers: int, verbose: bool, **flags: Any) -
     """
     # For this run alone: a demonstration leaves the user's own key as it is.
     key = new_key()
-    plan = prepare(0, model, workers, flags, key)
+    plan = prepare(0, [model], workers, flags, key)
 
     answered = False
 

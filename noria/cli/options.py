@@ -1,6 +1,6 @@
 """The options that `noria up` and `noria demo` share: which model, and the worker's own flags."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -9,15 +9,47 @@ from noria.cli.model_source import DEFAULT_MODEL
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_MODEL_WORDS = "A known name, a .gguf file or model folder, or a repository of the hub"
+_MODEL_METAVAR = "NAME|PATH|ORG/NAME"
 MODEL = click.option(
     "--model",
     default=DEFAULT_MODEL,
     show_default=True,
-    metavar="NAME|PATH|ORG/NAME",
-    help="A known name, a .gguf file or model folder, or a repository of the hub.",
+    metavar=_MODEL_METAVAR,
+    help=f"{_MODEL_WORDS}.",
+)
+# Several models, each with workers of its own.
+MODELS = (
+    click.option(
+        "--model",
+        "models",
+        multiple=True,
+        default=(DEFAULT_MODEL,),
+        show_default=True,
+        metavar=_MODEL_METAVAR,
+        help=f"{_MODEL_WORDS}; again for a further model.",
+    ),
+    click.option(
+        "--served-model-name",
+        "served_names",
+        multiple=True,
+        metavar="NAME",
+        help="Name that requests use; once for each --model, in their order.",
+    ),
+    click.option(
+        "--alias",
+        "aliases",
+        multiple=True,
+        metavar="ALIAS=NAME",
+        help="A further name of a served model; repeatable.",
+    ),
 )
 WORKERS = click.option(
-    "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="How many workers."
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="How many workers of each model.",
 )
 VERBOSE = click.option("--verbose", is_flag=True, help="Show everything the services log.")
 
@@ -40,8 +72,17 @@ _WORKER_OPTIONS = (
 
 
 def stack_options(command: F) -> F:
-    """Add all of them to a command."""
-    for option in reversed((MODEL, WORKERS, *_WORKER_OPTIONS, VERBOSE)):
+    """Add all of them to a command that runs one model."""
+    return _with((MODEL, WORKERS, *_WORKER_OPTIONS, VERBOSE), command)
+
+
+def models_options(command: F) -> F:
+    """Add all of them to a command that runs one model or several."""
+    return _with((*MODELS, WORKERS, *_WORKER_OPTIONS, VERBOSE), command)
+
+
+def _with(options: Sequence[Callable[[F], F]], command: F) -> F:
+    for option in reversed(options):
         command = option(command)
     return command
 

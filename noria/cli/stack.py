@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import noria
-from noria.cli.model_source import ModelSource
+from noria.cli.served_models import ServedModel
 from noria.cli.supervisor import Child, ChildSpec, OnEvent, StopRule, running_child, unless_died
 from noria.client.connection import channel_options
 
@@ -25,11 +25,12 @@ NEEDED = (
 class StackPlan:
     """What to run: `port` is the router's, 0 picks a free one; the others pick theirs.
 
-    `keys_file` takes the place of `key_sha256`. `metrics_ports` are the router's, the
-    tokenizer's and the workers', in this order; empty: no metrics.
+    Each model has a tokenizer and `workers` workers. `keys_file` takes the place of
+    `key_sha256`. `metrics_ports` are the router's, the tokenizers' and the workers', in this
+    order; empty: no metrics.
     """
 
-    model: ModelSource
+    models: tuple[ServedModel, ...]
     key_sha256: str
     port: int
     workers: int = 1
@@ -38,16 +39,25 @@ class StackPlan:
     metrics_ports: tuple[int, ...] = ()
 
     @property
-    def worker_names(self) -> tuple[str, ...]:
+    def tokenizer_names(self) -> tuple[str, ...]:
+        """One for each model; named after it if there are several."""
+        return tuple(f"tokenizer{self._of(model)}" for model in self.models)
+
+    def worker_names(self, model: ServedModel) -> tuple[str, ...]:
+        """The workers of a model; numbered if there are several."""
         if self.workers == 1:
-            return ("worker",)
-        return tuple(f"worker {number + 1}" for number in range(self.workers))
+            return (f"worker{self._of(model)}",)
+        return tuple(f"worker{self._of(model)} {number + 1}" for number in range(self.workers))
 
     @property
     def metrics(self) -> dict[str, int]:
         """The port of each service's metrics, by its name."""
-        names = ("router", "tokenizer", *self.worker_names)
+        workers = (name for model in self.models for name in self.worker_names(model))
+        names = ("router", *self.tokenizer_names, *workers)
         return dict(zip(names, self.metrics_ports, strict=False))
+
+    def _of(self, model: ServedModel) -> str:
+        return f" {model.name}" if len(self.models) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class RunningStack:
     """
 
     address: str
-    model_name: str
+    model_names: tuple[str, ...]
     metrics: Mapping[str, str]
     children: tuple[Child, ...]
 
@@ -81,20 +91,33 @@ def _service(name: str, module: str, *flags: str, **environment: str) -> ChildSp
 
 
 def backend_specs(plan: StackPlan) -> list[ChildSpec]:
-    """The tokenizer service and the workers, each on a port of its own choice."""
-    model = ("--model", str(plan.model.path), "--served-model-name", plan.model.name)
-    common = (*model, "--listen", f"{HOST}:0")
+    """The tokenizer services, then the workers, each on a port of its own choice."""
     # The services and their clients share these cores: engine threads that spin while they
     # wait for each other would keep off whom they wait for.
     waiting = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-    tokenizer = _service("tokenizer", "tokenizer_svc", *common, *_metrics_flags(plan, "tokenizer"))
+    tokenizers = [
+        _service(name, "tokenizer_svc", *_model_flags(model), *_metrics_flags(plan, name))
+        for name, model in zip(plan.tokenizer_names, plan.models, strict=True)
+    ]
     workers = [
         _service(
-            *(name, "worker", *common, *_metrics_flags(plan, name), *plan.worker_flags), **waiting
+            *(name, "worker", *_model_flags(model), *_alias_flags(model)),
+            *(*_metrics_flags(plan, name), *plan.worker_flags),
+            **waiting,
         )
-        for name in plan.worker_names
+        for model in plan.models
+        for name in plan.worker_names(model)
     ]
-    return [tokenizer, *workers]
+    return [*tokenizers, *workers]
+
+
+def _model_flags(model: ServedModel) -> tuple[str, ...]:
+    served = ("--model", str(model.path), "--served-model-name", model.name)
+    return (*served, "--listen", f"{HOST}:0")
+
+
+def _alias_flags(model: ServedModel) -> tuple[str, ...]:
+    return tuple(part for alias in model.aliases for part in ("--alias", alias))
 
 
 def _metrics_flags(plan: StackPlan, name: str) -> tuple[str, ...]:
@@ -102,9 +125,11 @@ def _metrics_flags(plan: StackPlan, name: str) -> tuple[str, ...]:
     return () if port is None else ("--metrics-listen", f"{HOST}:{port}")
 
 
-def router_spec(plan: StackPlan, tokenizer: str, workers: list[str]) -> ChildSpec:
+def router_spec(plan: StackPlan, tokenizers: list[str], workers: list[str]) -> ChildSpec:
     """The router, told where the others listen."""
-    flags = ["--listen", f"{HOST}:{plan.port}", "--tokenizer", tokenizer]
+    flags = ["--listen", f"{HOST}:{plan.port}"]
+    for tokenizer in tokenizers:
+        flags += ["--tokenizer", tokenizer]
     for worker in workers:
         flags += ["--worker", worker]
     flags += _metrics_flags(plan, "router")
@@ -126,14 +151,16 @@ async def running_stack(
             await held.enter_async_context(running_child(spec, on_event, rule))
             for spec in backend_specs(plan)
         ]
-        tokenizer, *workers = await unless_died(children, _addresses(children))
-        router = await held.enter_async_context(
-            running_child(router_spec(plan, tokenizer, workers), on_event, rule)
-        )
+        addresses = await unless_died(children, _addresses(children))
+        count = len(plan.models)
+        spec = router_spec(plan, addresses[:count], addresses[count:])
+        router = await held.enter_async_context(running_child(spec, on_event, rule))
         children.append(router)
         address = await unless_died(children, _all_ready(children, router))
         metrics = await _metrics_addresses([router, *children[:-1]])
-        yield RunningStack(address, plan.model.name, metrics, tuple(children))
+        yield RunningStack(
+            address, tuple(model.name for model in plan.models), metrics, tuple(children)
+        )
 
 
 async def _metrics_addresses(children: list[Child]) -> dict[str, str]:

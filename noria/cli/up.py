@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from rich.console import Console
 
 from noria.cli.keys import ensure_key, ensure_keys_file, key_sha256
 from noria.cli.model_source import ModelSource, ModelSourceError, resolve_model
-from noria.cli.options import stack_options, worker_flags
+from noria.cli.options import models_options, worker_flags
 from noria.cli.progress import EventPrinter, start_view
+from noria.cli.served_models import NamesError, ServedModel, own_names, served_models
 from noria.cli.stack import HOST, RunningStack, StackPlan, missing_packages, running_stack
 from noria.cli.supervisor import ChildDiedError, Event, StopRule, unless_died
 from noria.cli.terminal import best_effort, tell
@@ -50,15 +52,25 @@ WhileReady = Callable[[RunningStack], Coroutine[Any, Any, None]]
     type=click.IntRange(0, 65535),
     help="The router's metrics; the other services take the next free ones. 0: any.",
 )
-@stack_options
-def up(port: int, metrics_port: int, model: str, workers: int, verbose: bool, **flags: Any) -> None:
-    """Start router, tokenizer and workers on this computer; Ctrl-C stops them.
+@models_options
+def up(
+    port: int,
+    metrics_port: int,
+    models: Sequence[str],
+    served_names: Sequence[str],
+    aliases: Sequence[str],
+    workers: int,
+    verbose: bool,
+    **flags: Any,
+) -> None:
+    """Start router, tokenizers and workers on this computer; Ctrl-C stops them.
 
     A second Ctrl-C does not wait for answers that are still running.
     """
     key, keys_file = ensured_keys()
-    plan = prepare(port, model, workers, flags, key)
-    ports = free_ports(metrics_port, workers + 2)
+    names = partial(served_models, names=served_names, aliases=aliases)
+    plan = prepare(port, models, workers, flags, key, names)
+    ports = free_ports(metrics_port, 1 + len(models) * (1 + workers))
     plan = dataclasses.replace(plan, keys_file=keys_file, metrics_ports=ports)
     run_stack(plan, _announce_and_wait, verbose=verbose)
 
@@ -66,8 +78,10 @@ def up(port: int, metrics_port: int, model: str, workers: int, verbose: bool, **
 async def _announce_and_wait(stack: RunningStack) -> None:
     port = stack.address.rpartition(":")[2]
     address = "" if port == str(DEFAULT_PORT) else f" --address {stack.address}"
-    click.echo(f"serving: {stack.model_name} on {stack.address}")
-    click.echo(f'ask:     noria chat{address} "Is a tomato a fruit?"')
+    names = stack.model_names
+    model = f" --model {names[0]}" if len(names) > 1 else ""
+    click.echo(f"serving: {', '.join(names)} on {stack.address}")
+    click.echo(f'ask:     noria chat{address}{model} "Is a tomato a fruit?"')
     click.echo(f"metrics: {_metrics(stack.metrics)}")
     click.echo("stop:    Ctrl-C")
     await asyncio.Event().wait()
@@ -88,8 +102,18 @@ def ensured_keys() -> tuple[str, Path | None]:
         raise click.ClickException(f"API key: {error}") from error
 
 
-def prepare(port: int, model: str, workers: int, flags: Mapping[str, Any], key: str) -> StackPlan:
-    """What to run, with everything checked that can be checked before a process starts."""
+def prepare(
+    port: int,
+    models: Sequence[str],
+    workers: int,
+    flags: Mapping[str, Any],
+    key: str,
+    names: Callable[[Sequence[ModelSource]], tuple[ServedModel, ...]] = own_names,
+) -> StackPlan:
+    """What to run, with everything checked that can be checked before a process starts.
+
+    `workers` are those of each model; `names` says under which names the models are served.
+    """
     missing = missing_packages()
     if missing:
         raise click.ClickException(
@@ -97,12 +121,17 @@ def prepare(port: int, model: str, workers: int, flags: Mapping[str, Any], key: 
             f" (not installed: {', '.join(missing)})"
         )
     _check_port(port)
+    total = workers * len(models)
     threads = flags.get("cpu_threads")
-    if workers > 1 and threads is None:
+    if total > 1 and threads is None:
         # Workers that each take every core only wait for each other.
-        threads = max(1, (os.cpu_count() or 1) // workers)
-    given = {**flags, "cpu_threads": threads, "local_workers": workers if workers > 1 else None}
-    return StackPlan(located_model(model), key_sha256(key), port, workers, worker_flags(given))
+        threads = max(1, (os.cpu_count() or 1) // total)
+    given = {**flags, "cpu_threads": threads, "local_workers": total if total > 1 else None}
+    try:
+        served = names([located_model(model) for model in models])
+    except NamesError as error:
+        raise click.UsageError(str(error)) from error
+    return StackPlan(served, key_sha256(key), port, workers, worker_flags(given))
 
 
 def located_model(model: str) -> ModelSource:
