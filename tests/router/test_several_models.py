@@ -72,6 +72,19 @@ async def test_both_are_listed_and_a_name_is_needed():
             assert (await setup.stub.CountTokens(count, metadata=bearer())).input_tokens == 4
 
 
+async def test_a_models_own_name_is_never_anothers_alias():
+    """Whichever worker came first; an alias that two models claim is the later one's."""
+    hare, tortoise = FakeTokenizer(model="hare"), FakeTokenizer(model="tortoise")
+    for order in (("hare", "tortoise"), ("tortoise", "hare")):
+        workers = [FakeWorker(model=name, aliases=["hare", "tortoise"]) for name in order]
+        async with routed(*workers, tokenizer=hare, more_tokenizers=[tortoise]) as setup:
+            for worker in workers:
+                worker.auto = [10]
+            for name in order:
+                answer = await events(setup.stream(model=name))
+                assert answer[0].message_start.model == name
+
+
 async def test_a_lost_tokenizer_is_lost_to_its_own_model_alone():
     async with two_models(**PATIENCE) as (setup, _, tortoise):
         calls = [setup.stream(model=name) for name in ("hare", "tortoise")]
