@@ -22,6 +22,10 @@ CONTROLLED = common_pb2.SamplingParams(
     temperature=0.8, top_k=40, min_p=0.01, seed=7, min_tokens=20, stop_token_ids=[30],
     presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.2,
     logit_bias={2: 3.0, 198: -5.0}, logprobs=2,
+    structured_output=common_pb2.StructuredOutput(
+        json_schema='{"type":"array","minItems":9,"items":{"type":"object","properties":'
+        '{"name":{"type":"string","maxLength":9},"n":{"type":"integer"}},"required":["name"]}}'
+    ),
 )  # fmt: skip
 
 
