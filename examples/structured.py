@@ -16,15 +16,23 @@ FRUIT = {
 }
 
 
+def describe(client: Client, thing: str) -> dict[str, object] | None:
+    asked = f"Describe a {thing} as JSON with name, colour and grams."
+    answer = client.chat(asked, json_schema=FRUIT, max_tokens=200, temperature=0)
+    if answer.stop_reason != "end_turn":
+        return None  # max_tokens has cut it.
+    fruit: dict[str, object] = json.loads(answer.text)
+    return fruit
+
+
+def is_fruit(client: Client, thing: str) -> bool:
+    verdict = client.chat(f"Is a {thing} a fruit?", choice=["yes", "no"], max_tokens=10)
+    return verdict.text == "yes"
+
+
 def main() -> None:
     with Client("localhost:50051") as client:
-        asked = "Describe a tomato as JSON with name, colour and grams."
-        answer = client.chat(asked, json_schema=FRUIT, max_tokens=200, temperature=0)
-        if answer.stop_reason == "end_turn":  # Otherwise max_tokens has cut it.
-            fruit = json.loads(answer.text)
-            print(fruit["name"], fruit["colour"], fruit["grams"])
-        verdict = client.chat("Is a tomato a fruit?", choice=["yes", "no"], max_tokens=10)
-        print(verdict.text)
+        print(describe(client, "tomato"), is_fruit(client, "tomato"))
 
 
 if __name__ == "__main__":

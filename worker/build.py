@@ -94,7 +94,9 @@ def build_engine(
     limits = ModelLimits(network.config.vocab_size, size.max_model_len, eos)
     info = _info(config, network, vocabulary, size)
     facts = WorkerFacts(limits, info, size, runner, scheduler, vocabulary.pieces)
+    progress("indexing the vocabulary", 0, 1)
     compiler = make_compiler(_token_table(vocabulary, limits))
+    progress("indexing the vocabulary", 1, 1)
     return Engine(scheduler, runner, look_ahead=config.look_ahead, compiler=compiler), facts
 
 

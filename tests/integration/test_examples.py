@@ -9,15 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 from google.protobuf import json_format
 
-from examples import app_server
+from examples import app_server, structured
+from noria import Client
 from noria.reasons import Reason, RequestError
 from noria.service.limits import MAX_PRIORITY
 from noria.v1 import chat_pb2
 from router.validation import checked_chat
-from tests.support.stack import running_stack
+from tests.support.stack import API_KEY, running_stack
 from tests.support.waiting import until
 from tests.support.worker_client import StepGate
 from worker.engine_thread import EngineThread
@@ -102,6 +104,18 @@ async def test_a_delta_is_passed_on_before_the_next_one_is_made(stack, app):
         gate.let_through(1000)
         while await read_chunk(reader):
             pass
+
+
+async def test_answers_for_programs_are_what_they_were_asked_to_be(stack):
+    def ask():
+        with Client(stack.router.address, api_key=API_KEY) as client:
+            return structured.describe(client, "tomato"), structured.is_fruit(client, "tomato")
+
+    described, verdict = await asyncio.to_thread(ask)
+    if described is not None:
+        jsonschema.validate(described, structured.FRUIT)
+    assert verdict in (True, False)
+    assert is_at_rest(stack)
 
 
 def record_aborts(monkeypatch):

@@ -46,6 +46,36 @@ def test_options_reach_the_server_and_absent_ones_stay_absent(noria, chat_servic
     assert (full.sampling.temperature, full.sampling.seed) == (0.0, -3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "value"),
+    [
+        (("--json-object",), "json_object", True),
+        (("--regex", "a|b"), "regex", "a|b"),
+        (("--choice", "no", "--choice", "yes"), "choice", ["no", "yes"]),
+    ],
+)
+def test_the_form_of_the_answer_reaches_the_server(noria, chat_service, arguments, kind, value):
+    assert noria("q", *arguments).exit_code == 0
+    output = chat_service.specs[0].sampling.structured_output
+    assert output.WhichOneof("grammar") == kind
+    got = getattr(output, kind)
+    assert (list(got.choices) if kind == "choice" else got) == value
+
+
+def test_a_schema_is_read_from_its_file(noria, chat_service, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"title": "größe"}', encoding="utf-8")
+    noria("q", "--json-schema", str(schema))
+    sent = chat_service.specs[0].sampling.structured_output
+    assert sent.json_schema == '{"title": "größe"}'
+    schema.write_bytes(b"{\xff}")
+    for arguments in (("--json-schema", str(schema)), ("--regex", "a", "--choice", "b")):
+        refused = noria("q", *arguments)
+        assert refused.exit_code != 0
+        assert arguments[-2] in refused.stderr or "choice: not together" in refused.stderr
+    assert len(chat_service.specs) == 1
+
+
 def test_what_is_piped_in_is_one_question(noria, chat_service):
     assert noria(input="first line\nsecond line\n").exit_code == 0
     assert asked(chat_service.specs[0]) == [("ROLE_USER", "first line\nsecond line")]

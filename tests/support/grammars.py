@@ -26,7 +26,7 @@ def choice(*texts: str) -> GrammarSource:
 
 def compile_source(source: GrammarSource, table: TokenTable = TABLE):
     """The compiled grammar, without a trial."""
-    return compiled(table.tokenizer(), source, table.eos_ids)
+    return compiled(table.tokenizer(), source)
 
 
 def allowed(matcher, size: int = TABLE.size) -> set[int]:

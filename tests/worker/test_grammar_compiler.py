@@ -2,12 +2,15 @@
 
 import contextlib
 import json
+import signal
 import threading
 
 import pytest
 
 from tests.support.grammars import TABLE, allowed, choice, json_schema, regex
 from worker.grammar import compiler as compiler_module
+from worker.grammar import problems
+from worker.grammar import trial as trial_module
 from worker.grammar.compiler import GrammarCompiler, TooManyGrammarsError
 from worker.grammar.source import GrammarError, GrammarKind, GrammarSource
 from worker.grammar.tokens import TokenTable
@@ -99,8 +102,35 @@ def test_what_is_large_but_bounded_compiles(done):
             assert allowed(finished(compiler, done, source).matcher())
 
 
+def test_names_of_the_callers_own_are_never_told():
+    assert problems.told(f'Unimplemented keys: ["{SECRET}", "not"]') == 'not supported: "not"'
+    assert problems.told(f'Unimplemented keys: ["{SECRET}"]') == "a keyword that is not supported"
+    assert problems.told(f"at 2(8): {SECRET}\n   1 | Unsatisfiable") == "cannot be compiled"
+
+
+ENDLESS = f'{{"type": "integer", "multipleOf": 9999991, "title": "{SECRET}"}}'
+
+
+def test_a_child_ends_by_the_time_it_has_computed_however_busy_the_machine_is():
+    with Trial(TABLE, 0.1) as trial:
+        trial.check(regex("a"))
+        child = trial._child
+        with pytest.raises(GrammarError, match="too complex to compile in"):
+            trial.check(json_schema(ENDLESS))
+        assert child.returncode == -signal.SIGPROF
+        trial.check(regex("a"))
+
+
+def test_a_child_that_says_nothing_is_ended(monkeypatch):
+    monkeypatch.setattr(trial_module, "_PATIENCE", 0.0)
+    with Trial(TABLE) as trial:
+        with pytest.raises(GrammarError, match="too complex"):
+            trial.check(json_schema(ENDLESS))
+        assert trial._child is None
+
+
 def test_what_would_be_compiled_for_ever_ends_its_trial_and_nothing_else(done):
-    endless = json_schema(f'{{"type": "integer", "multipleOf": 9999991, "title": "{SECRET}"}}')
+    endless = json_schema(ENDLESS)
     with GrammarCompiler(TABLE, done.release, trial=lambda t: Trial(t, 0.3)) as compiler:
         assert problem(compiler, done, endless) == "too complex to compile in 0.3 s"
         assert problem(compiler, done, endless) == "too complex to compile in 0.3 s"
@@ -182,6 +212,6 @@ def test_without_the_library_structured_output_is_refused_by_name(done, monkeypa
 
 
 def test_a_vocabulary_that_cannot_be_indexed_is_told(done):
-    no_eos = TokenTable((b"a",), [], [], 1)
-    with GrammarCompiler(no_eos, done.release) as compiler:
-        assert "no EOS id" in problem(compiler, done, GrammarSource(GrammarKind.JSON_OBJECT))
+    no_eos, no_end = TokenTable((b"a",), [], [], 1), pytest.raises(GrammarError, match="no EOS id")
+    with GrammarCompiler(no_eos, done.release) as compiler, no_end:
+        compiler.request(GrammarSource(GrammarKind.JSON_OBJECT))

@@ -52,12 +52,14 @@ def test_log_probabilities_are_those_of_what_is_allowed():
 def test_min_tokens_keeps_an_output_going_as_long_as_its_grammar_can():
     eager = SamplingParams(
         temperature=0.0, min_tokens=5, eos_token_ids=frozenset({EOS}),
-        stop_token_ids=frozenset({B}), logit_bias=LogitBias({EOS: 50.0, B: 60.0}),
+        stop_token_ids=frozenset({B}), logit_bias=LogitBias({EOS: 70.0, B: 60.0}),
     )  # fmt: skip
     assert chosen(torch.zeros(1, TABLE.size), draw("a[bc]*", [A], eager)) == [C]
     assert chosen(torch.zeros(1, TABLE.size), draw("ab", [A], eager)) == [B]
     assert chosen(torch.zeros(1, TABLE.size), draw("ab", [A, B], eager)) == [EOS]
-    assert chosen(torch.zeros(1, TABLE.size), draw("a[bc]*", [A] * 1 + [C] * 4, eager)) == [B]
+    # Both that are left would end it: the likelier one.
+    assert chosen(torch.zeros(1, TABLE.size), draw("ab?", [A], eager)) == [EOS]
+    assert chosen(torch.zeros(1, TABLE.size), draw("a[bc]*", [A] * 1 + [C] * 4, eager)) == [EOS]
 
 
 def test_where_the_model_holds_all_of_it_impossible_the_lowest_id_is_chosen():

@@ -35,6 +35,8 @@ def test_ends_come_where_the_grammar_may_end_and_alone_where_it_must():
     assert allowed(matcher) == {ord("b"), EOS}
     matcher.accept(ord("b"))
     assert allowed(matcher) == {EOS}
+    matcher.accept(EOS)
+    assert not matcher.problem
 
 
 def test_control_tokens_and_padding_are_never_allowed():

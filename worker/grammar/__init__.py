@@ -1,4 +1,4 @@
 """Keeping an output inside a grammar: what is asked for, its compiler, and who matches what.
 
-`llguidance` is imported here alone, and not before a request needs it.
+`llguidance` is imported here alone, and only where a grammar may be compiled.
 """

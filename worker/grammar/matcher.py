@@ -1,6 +1,6 @@
 """How far one output has come in its grammar, and what may follow."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -42,11 +42,10 @@ class CompiledGrammar:
     `is_spent`: its outputs have together brought it to a limit; a fresh one begins below it.
     """
 
-    def __init__(self, tokenizer: "LLTokenizer", notation: str, eos_ids: Collection[int]) -> None:
+    def __init__(self, tokenizer: "LLTokenizer", notation: str) -> None:
         """Raises GrammarError for what does not compile, or allows no first token."""
         from llguidance import LLMatcher
 
-        self._eos_ids = frozenset(eos_ids)
         self._start = LLMatcher(tokenizer, notation, log_level=0, limits=parser_limits())
         self.is_spent = False
         if self._start.is_error():
@@ -58,7 +57,7 @@ class CompiledGrammar:
 
     def matcher(self, output_token_ids: Sequence[int] = ()) -> "Matcher":
         """A matcher that has accepted these ids."""
-        matcher = Matcher(self, self._start.deep_copy(), self._eos_ids)
+        matcher = Matcher(self, self._start.deep_copy())
         for token_id in output_token_ids:
             matcher.accept(token_id)
         return matcher
@@ -71,18 +70,13 @@ class Matcher:
     empty as long as all is well.
     """
 
-    def __init__(
-        self, grammar: CompiledGrammar, matcher: "LLMatcher", eos_ids: frozenset[int]
-    ) -> None:
+    def __init__(self, grammar: CompiledGrammar, matcher: "LLMatcher") -> None:
         self._grammar = grammar
         self._matcher = matcher
-        self._eos_ids = eos_ids
         self.problem = ""
 
     def accept(self, token_id: int) -> None:
-        """One more output token. EOS ends the output, and asks nothing of the grammar."""
-        if token_id in self._eos_ids or self.problem:
-            return
+        """One more output token."""
         accepted = self._guarded(lambda: self._matcher.consume_token(token_id))
         if not accepted and not self.problem:
             self.problem = "the output does not follow it"
@@ -118,10 +112,8 @@ class Matcher:
         self._grammar.is_spent = True
 
 
-def compiled(
-    tokenizer: "LLTokenizer", source: GrammarSource, eos_ids: Collection[int]
-) -> CompiledGrammar:
+def compiled(tokenizer: "LLTokenizer", source: GrammarSource) -> CompiledGrammar:
     """Raises GrammarError."""
     from worker.grammar.notation import lark
 
-    return CompiledGrammar(tokenizer, lark(source), eos_ids)
+    return CompiledGrammar(tokenizer, lark(source))

@@ -64,7 +64,7 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         problem = ""
         try:
-            compiled(tokenizer, GrammarSource(GrammarKind(kind), tuple(texts)), table.eos_ids)
+            compiled(tokenizer, GrammarSource(GrammarKind(kind), tuple(texts)))
         except GrammarError as error:
             problem = str(error)
         signal.setitimer(signal.ITIMER_PROF, 0)
