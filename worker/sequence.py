@@ -13,7 +13,8 @@ from worker.grammar.matcher import Matcher
 from worker.grammar.source import GrammarSource
 from worker.token_counts import TokenCounts
 
-GREEDY_BELOW = 1e-5
+# 1e-5 as it crosses the wire, in fp32.
+GREEDY_BELOW = 9.999999747378752e-06
 
 
 class SequenceStatus(Enum):

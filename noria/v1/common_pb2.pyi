@@ -337,8 +337,8 @@ class SamplingParams(_message.Message):
     """
     presence_penalty: _builtins.float
     """[-2, 2]: subtracted once from the logit of each id that the output has
-    already, however often. The prompt does not count; stop ids and ids that
-    `ignore_eos` or `min_tokens` kept from ending the output do. Absent: 0 (off).
+    already, however often. The prompt does not count; an EOS that `ignore_eos`
+    let pass does. Absent: 0 (off).
     """
     frequency_penalty: _builtins.float
     """[-2, 2]: subtracted from the logit of an id once for each time that the

@@ -36,6 +36,17 @@ def test_defaults_are_those_of_the_wire():
     assert sequence.output_token_ids == []
 
 
+@pytest.mark.parametrize(("temperature", "greedy"), [(1e-5, False), (9.9999e-6, True), (0, True)])
+def test_greedy_is_below_a_temperature_of_1e_5_as_the_wire_carries_it(temperature, greedy):
+    """SMP-03."""
+    assert translate(sampling(temperature=temperature)).sampling.is_greedy is greedy
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
+def test_a_seed_is_any_64_bits(seed):
+    assert translate(sampling(seed=seed)).sampling.seed == seed % 2**64
+
+
 def test_everything_given_arrives():
     message = submit(
         outputs=[worker_pb2.OutputTokens(ids=[9, 8])],
@@ -142,6 +153,31 @@ def test_penalties_count_what_came_before_on_another_worker():
     counts = translate(message).token_counts
     told = dict(zip(counts.ids.tolist(), counts.output_counts.tolist(), strict=True))
     assert told == {1: 0, 2: 0, 3: 1, 9: 2}
+
+
+@pytest.mark.parametrize(
+    ("controls", "counted"),
+    [
+        ({"presence_penalty": 1.0}, {2: 1, 9: 2}),
+        ({"frequency_penalty": 1.0}, {2: 1, 9: 2}),
+        ({"repetition_penalty": 2.0}, {1: 0, 2: 1, 3: 0, 9: 2}),
+        ({"repetition_penalty": 2.0, "presence_penalty": 1.0}, {1: 0, 2: 1, 3: 0, 9: 2}),
+        ({"logit_bias": {3: 1.0}}, None),
+    ],
+)
+def test_which_ids_a_penalty_counts(controls, counted):
+    """SMP-05: the prompt's for repetition alone; the output's always, a passed EOS included."""
+    message = submit(
+        outputs=[worker_pb2.OutputTokens(ids=[9, 2])],
+        sampling=common_pb2.SamplingParams(ignore_eos=True, **controls),
+    )
+    sequence = translate(message)
+    sequence.append(9)
+    counts = sequence.token_counts
+    assert (counts is None) == (counted is None)
+    if counts is not None:
+        told = zip(counts.ids.tolist(), counts.output_counts.tolist(), strict=True)
+        assert dict(told) == counted
 
 
 def test_values_that_ask_for_nothing_pass():
