@@ -12,8 +12,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Models are kept here, apart from the user's own cache.
 export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo serve test soak bench-quick bench-scheduler bench-startup lint format protos docs \
-	model install install-dev clean
+.PHONY: demo serve test soak bench-quick bench-sampler bench-scheduler bench-startup lint format \
+	protos docs model install install-dev clean
 
 demo: install
 	$(BIN)/noria demo
@@ -39,6 +39,10 @@ bench-startup: install model
 # make bench-scheduler ARGS="--running 64"
 bench-scheduler: install
 	$(BIN)/python -m bench.scheduler $(ARGS)
+
+# What choosing tokens costs, by kind of request; ARGS="--threads 2" and the like.
+bench-sampler: install-dev
+	$(BIN)/python -m bench.sampler $(ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check .

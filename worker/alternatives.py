@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from worker.filters import rows_of
+from worker.drawing import log_weights, rows_of
 from worker.ranking import likeliest
 from worker.sequence import Draw, SampledToken
 
@@ -66,14 +66,14 @@ def _log_shares(
     temperature, and those of up to `counts` likeliest others; impossible ids are no others.
     """
     ids, values = likeliest(logits, 1 + max(counts))
-    tops = torch.from_numpy(values[:, :1])
-    heat = torch.tensor(temperatures).unsqueeze(1)
-    totals = (logits - tops).div_(heat).logsumexp(dim=-1, keepdim=True)
+    totals = log_weights(logits, torch.from_numpy(values[:, 0]), torch.tensor(temperatures))
     own = logits.gather(1, torch.tensor(chosen).unsqueeze(1))
     ranked = np.concatenate([own, values], axis=1).astype(np.float64)
     # Rows whose logits are no numbers are nobody's.
     with np.errstate(invalid="ignore"):
-        shares = (ranked - values[:, :1]) / np.array(temperatures)[:, None] - totals.numpy()
+        shares = (ranked - values[:, :1]) / np.array(temperatures)[:, None] - totals.numpy()[
+            :, None
+        ]
     # Where nothing is likely, the total is as unlikely as each.
     shares[ranked == -np.inf] = -np.inf
     told = []

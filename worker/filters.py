@@ -1,103 +1,89 @@
 """Which ids stay candidates: top_k, then top_p of what it left, then min_p.
 
 A filter does nothing but set weights to zero. top_k and top_p rank by logit, and by id
-among equal ones; min_p compares each weight with the largest. No sort of the vocabulary
-where a few of the likeliest ids hold the cut.
+among equal ones; min_p compares each weight with the largest.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from worker.sequence import Draw
 
-# How many of the likeliest ids are looked at, in turn, until the filters' cut is among them.
-# A sort of the whole vocabulary costs twenty times as much as the first of these.
-_WIDTHS = (64, 1024, 8192)
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Of R rows, [R] each: `top_k` is vocab_size and `top_p` 1 where they are off."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+    def of(self, rows: Sequence[int]) -> "Filters":
+        """Those of some rows."""
+        at = torch.tensor(rows)
+        return Filters(self.temperature[at], self.top_k[at], self.top_p[at], self.min_p[at])
 
 
-def exclude(logits: torch.Tensor, weights: torch.Tensor, draws: Sequence[Draw]) -> None:
-    """Set to zero, in place, the weights of ids that the draws' filters exclude.
-
-    logits and weights fp32 [R, vocab_size]; a row's largest weight is 1.
-    """
-    _exclude_by_rank(logits, weights, draws)
-    floors = [draw.sampling.min_p for draw in draws]
-    if any(floors):
-        weights.masked_fill_(weights < torch.tensor(floors).unsqueeze(1), 0.0)
-
-
-def _exclude_by_rank(logits: torch.Tensor, weights: torch.Tensor, draws: Sequence[Draw]) -> None:
-    vocab_size = logits.shape[1]
-    top_k = [min(draw.sampling.top_k or vocab_size, vocab_size) for draw in draws]
-    top_p = [draw.sampling.top_p for draw in draws]
-    pending = [row for row in range(len(draws)) if top_k[row] < vocab_size or top_p[row] < 1.0]
-    for width in (*(width for width in _WIDTHS if width < vocab_size), vocab_size):
-        ready = [row for row in pending if top_k[row] < width or top_k[row] == vocab_size]
-        if ready:
-            limits = torch.tensor([top_k[row] for row in ready])
-            shares = torch.tensor([top_p[row] for row in ready])
-            decided = _cut(logits, weights, ready, limits, shares, width)
-            pending = [row for row in pending if row not in decided]
+def filters_of(draws: Sequence[Draw], vocab_size: int) -> Filters:
+    """What the draws ask for."""
+    params = [draw.sampling for draw in draws]
+    return Filters(
+        torch.tensor([p.temperature for p in params]),
+        torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in params]),
+        torch.tensor([p.top_p for p in params]),
+        torch.tensor([p.min_p for p in params]),
+    )
 
 
-def _cut(
-    logits: torch.Tensor,
-    weights: torch.Tensor,
-    rows: list[int],
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    width: int,
-) -> set[int]:
-    """Filter those of `rows` whose cut lies within the `width` likeliest ids; return them."""
-    row_logits, row_weights = rows_of(logits, rows), rows_of(weights, rows)
-    values, ids = _largest(row_logits, width)
-    counts = _counts(row_weights, row_weights.gather(1, ids), top_k, top_p)
-    decided = (counts < width) | (width == logits.shape[1])
-    least = values.gather(1, (counts - 1).clamp(max=width - 1).unsqueeze(1))
-    excluded = row_logits < least.masked_fill(~decided.unsqueeze(1), -torch.inf)
-    row_weights.masked_fill_(excluded, 0.0)
-    following = values.gather(1, counts.clamp(max=width - 1).unsqueeze(1))
-    for at in (decided & (following == least).squeeze(1)).nonzero().flatten().tolist():
-        _drop_surplus_ties(row_logits[at], row_weights[at], least[at], int(counts[at]))
-    if row_weights is not weights:
-        weights[rows] = row_weights
-    return {row for row, done in zip(rows, decided.tolist(), strict=True) if done}
-
-
-def _counts(
-    weights: torch.Tensor, likeliest: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+def weights_of(
+    logits: torch.Tensor, greatest: torch.Tensor, temperature: torch.Tensor
 ) -> torch.Tensor:
-    """How many ids each row keeps, int64 [R]; more than there are in `likeliest`: unknown.
+    """exp((logits - greatest) / temperature), [R, C]; a row's greatest logit weighs 1."""
+    scaled = logits - greatest.unsqueeze(1)
+    return scaled.div_(temperature.unsqueeze(1)).exp_()
 
-    likeliest [R, width]: the largest of `weights` [R, vocab_size], largest first. top_k is
-    below width, or vocab_size where it is off.
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How many ids top_k and top_p keep of each row, [R], and the least of their logits.
+
+    A count beyond what was looked at is a bound from below, and `least` -infinity.
+    """
+
+    counts: torch.Tensor
+    least: torch.Tensor
+
+
+def cut(likeliest: torch.Tensor, weights: torch.Tensor, totals: torch.Tensor, to: Filters) -> Cut:
+    """Where top_k and top_p cut.
+
+    likeliest [R, n]: the rows' largest logits, largest first, with their weights. `totals`
+    [R] are the weights of whole rows; where top_k is at most n they do not matter.
     """
     width = likeliest.shape[1]
-    likeliest.masked_fill_(torch.arange(width) >= top_k.unsqueeze(1), 0.0)
-    mass = likeliest.cumsum(dim=-1)
-    total = torch.where(top_k <= width, mass[:, -1], weights.cumsum(dim=-1)[:, -1])
-    nucleus = (mass < (top_p * total).unsqueeze(1)).sum(dim=-1) + 1
-    return torch.where(top_p < 1.0, torch.minimum(nucleus, top_k), top_k)
+    kept = weights.masked_fill(torch.arange(width) >= to.top_k.unsqueeze(1), 0.0)
+    mass = kept.cumsum(dim=-1)
+    whole = torch.where(to.top_k <= width, mass[:, -1], totals)
+    nucleus = torch.searchsorted(mass, (to.top_p * whole).unsqueeze(1)).squeeze(1) + 1
+    counts = torch.where(to.top_p < 1.0, torch.minimum(nucleus, to.top_k), to.top_k)
+    least = likeliest.gather(1, (counts - 1).clamp(max=width - 1).unsqueeze(1)).squeeze(1)
+    return Cut(counts, least.where(counts <= width, -torch.inf))
 
 
-def _largest(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and ids of each row's `width` largest, largest first; ties in any order."""
-    if width == logits.shape[1]:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        return ordered, order
-    values, ids = logits.topk(width, dim=-1)
-    return values, ids
+def exclude(logits: torch.Tensor, weights: torch.Tensor, at: Cut, to: Filters) -> None:
+    """Set weights [R, C] to zero, in place, where the filters exclude an id.
 
-
-def _drop_surplus_ties(
-    logits: torch.Tensor, weights: torch.Tensor, least: torch.Tensor, count: int
-) -> None:
-    """Of the ids whose logit is `least` keep the lowest, so that `count` are kept in all."""
-    tied = (logits == least).nonzero().flatten()
-    weights[tied[count - int((logits > least).sum()) :]] = 0.0
-
-
-def rows_of(matrix: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """The given rows; without a copy where they are all."""
-    return matrix if len(rows) == len(matrix) else matrix[rows]
+    logits [R, C]: by ascending id, and at least all that are not below the cut.
+    """
+    kept = logits >= at.least.unsqueeze(1)
+    surplus = kept.sum(dim=-1) - at.counts
+    weights.masked_fill_(~kept, 0.0)
+    if bool((to.min_p > 0).any()):
+        weights.masked_fill_(weights < to.min_p.unsqueeze(1), 0.0)
+    for row in (surplus > 0).nonzero().flatten().tolist():
+        # Of the ids at the cut the lowest stay.
+        tied = (logits[row] == at.least[row]).nonzero().flatten()
+        weights[row, tied[len(tied) - int(surplus[row]) :]] = 0.0

@@ -4,6 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker.narrowing import can_narrow, narrowed
+
 Ids = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
 
@@ -16,8 +18,7 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[Ids, Values]:
     vocab_size = logits.shape[1]
     count = min(count, vocab_size)
     # One more than asked for shows whether others are as large as the last.
-    top_values, top_ids = logits.topk(min(count + 1, vocab_size), dim=-1)
-    values, ids = top_values.numpy(), top_ids.numpy()
+    values, ids = _largest(logits, min(count + 1, vocab_size))
     order = np.lexsort((ids, -values), axis=-1)[:, :count]
     crowded = values[:, count - 1] == values[:, -1] if count < vocab_size else []
     ids = np.take_along_axis(ids, order, axis=1)
@@ -25,6 +26,15 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[Ids, Values]:
     for row in np.flatnonzero(crowded):
         ids[row] = _lowest_ties(logits[row], values[row])
     return ids, values
+
+
+def _largest(logits: torch.Tensor, count: int) -> tuple[Values, Ids]:
+    if not can_narrow(logits.shape[1], count):
+        values, ids = logits.topk(count, dim=-1)
+        return values.numpy(), ids.numpy()
+    near = narrowed(logits, count)
+    values, places = near.values.topk(count, dim=-1)
+    return values.numpy(), near.ids.gather(1, places).numpy()
 
 
 def _lowest_ties(logits: torch.Tensor, values: Values) -> Ids:

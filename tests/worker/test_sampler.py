@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker import filters
+from worker import drawing
 from worker.sampler import sample
 from worker.sequence import Draw, LogitBias, SamplingParams
 from worker.token_counts import TokenCounts
@@ -113,7 +113,7 @@ def test_the_widths_looked_at_do_not_matter(params, monkeypatch):
     logits = (torch.randn(12_000, generator=torch.Generator().manual_seed(5)) * 0.5).tolist()
     draws = [draw(i, seed=2, **params) for i in range(60)]
     by_steps = choose(logits, *draws)
-    monkeypatch.setattr(filters, "_WIDTHS", ())
+    monkeypatch.setattr(drawing, "_WIDTHS", ())
     assert choose(logits, *draws) == by_steps
     assert len(set(by_steps)) > 30
 

@@ -1,0 +1,164 @@
+"""The draw itself: the inverse of the cumulative weights at one uniform number per row.
+
+Rows whose filters leave few ids are decided by their likeliest blocks alone; only what is
+left of them is weighed. Which way a row goes changes no draw: weights of excluded ids are
+zero, and adding zeros in between changes no sum.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from worker.filters import Cut, cut, exclude, filters_of, weights_of
+from worker.narrowing import can_narrow, largest, narrowed, whole
+from worker.philox import uniforms
+from worker.sequence import Draw
+
+# How many of the likeliest ids are looked at, in turn, until the filters' cut is among them.
+_WIDTHS = (64, 256, 1024)
+# Where these do not decide a row, so many of its logits are put in order before all are.
+_SORTED_FIRST = 4096
+# Numbers that one thread's cache holds: rows are gone through in chunks of so many.
+_CHUNK = 1 << 18
+# Weights of neighbouring logits may be out of order by so much.
+_SLACK = 1.001
+
+
+def drawn(logits: torch.Tensor, greatest: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Ids int64 [R], one per row of logits fp32 [R, vocab_size] with maxima `greatest` [R]."""
+    return _Rows(logits, greatest, draws).drawn()
+
+
+class _Rows:
+    """Rows to draw from, and what has been drawn."""
+
+    def __init__(self, logits: torch.Tensor, greatest: torch.Tensor, draws: Sequence[Draw]) -> None:
+        self._logits = logits
+        self._greatest = greatest
+        self._filters = filters_of(draws, logits.shape[1])
+        self._uniforms = _uniforms(draws)
+        self._totals = torch.zeros(len(draws))
+        self._ids = torch.zeros(len(draws), dtype=torch.int64)
+
+    def drawn(self) -> torch.Tensor:
+        vocab_size, filters = self._logits.shape[1], self._filters
+        ranked = (filters.top_k < vocab_size) | (filters.top_p < 1.0)
+        self._weigh(_rows(ranked & (filters.top_k == vocab_size)))
+        left = ranked | (filters.min_p > 0)
+        widths = [width for width in _WIDTHS if can_narrow(vocab_size, width)]
+        for width in widths or [vocab_size]:
+            fits = (filters.top_k <= width) | (filters.top_k == vocab_size)
+            left[self._draw_narrowed(_rows(left & fits), width)] = False
+        for row in _rows(left & ranked):
+            self._draw_ranked(row)
+        for part in self._chunks(_rows(~ranked & (left | (filters.min_p <= 0)))):
+            self._draw_unranked(part)
+        return self._ids
+
+    def _weigh(self, rows: list[int]) -> None:
+        """Weights of whole rows: top_p is a share of them."""
+        for part in self._chunks(rows):
+            self._totals[part] = self._weights(part).cumsum(dim=-1)[:, -1]
+
+    def _draw_narrowed(self, rows: list[int], width: int) -> list[int]:
+        """Draw for those rows that their `width` likeliest ids decide, and return these."""
+        if not rows:
+            return []
+        filters, greatest = self._filters.of(rows), self._greatest[rows]
+        logits = rows_of(self._logits, rows)
+        near = narrowed(logits, width) if width < logits.shape[1] else whole(logits)
+        weights = weights_of(near.largest, greatest, filters.temperature)
+        at = cut(near.largest, weights, self._totals[rows], filters)
+        beyond = weights_of(near.bound.unsqueeze(1), greatest, filters.temperature).squeeze(1)
+        unranked = at.counts == self._logits.shape[1]
+        decided = (at.least > near.bound) | (unranked & (beyond * _SLACK < filters.min_p))
+        self._draw_from(rows, near.values, near.ids, at)
+        return [row for row, done in zip(rows, decided.tolist(), strict=True) if done]
+
+    def _draw_ranked(self, row: int) -> None:
+        """Draw for a row of which many ids stay: their logits are put in order."""
+        logits, filters = self._logits[row : row + 1], self._filters.of([row])
+        most, vocab_size = int(filters.top_k), logits.shape[1]
+        # A share of top_k ids is known once all of these are.
+        first = most if most < vocab_size else min(_SORTED_FIRST, vocab_size)
+        for width in (first, most):
+            ordered = largest(logits, width)
+            weights = weights_of(ordered, self._greatest[[row]], filters.temperature)
+            at = cut(ordered, weights, self._totals[[row]], filters)
+            if bool(at.counts <= width):
+                break
+        ids = torch.from_numpy(np.flatnonzero(logits.numpy() >= at.least.numpy()))
+        self._draw_from([row], logits[:, ids], ids.unsqueeze(0), at)
+
+    def _draw_from(self, rows: list[int], logits: torch.Tensor, ids: torch.Tensor, at: Cut) -> None:
+        """Draw among some ids [R, C] of each row, all of those at least that are kept."""
+        filters = self._filters.of(rows)
+        weights = weights_of(logits, self._greatest[rows], filters.temperature)
+        exclude(logits, weights, at, filters)
+        places = _places(weights, self._uniforms[rows])
+        self._ids[rows] = ids.gather(1, places.unsqueeze(1)).squeeze(1)
+
+    def _draw_unranked(self, rows: list[int]) -> None:
+        """Draw for rows of which every id may stay."""
+        weights, floors = self._weights(rows), self._filters.min_p[rows]
+        if bool((floors > 0).any()):
+            weights.mul_(weights >= floors.unsqueeze(1))
+        self._ids[rows] = _places(weights, self._uniforms[rows])
+
+    def _weights(self, rows: list[int]) -> torch.Tensor:
+        temperature = self._filters.temperature[rows]
+        return weights_of(rows_of(self._logits, rows), self._greatest[rows], temperature)
+
+    def _chunks(self, rows: list[int]) -> Iterator[list[int]]:
+        return _chunks(rows, self._logits.shape[1])
+
+
+def log_weights(
+    logits: torch.Tensor, greatest: torch.Tensor, temperature: torch.Tensor
+) -> torch.Tensor:
+    """Natural logarithm of the sum of `weights_of` for each row, [R]."""
+    rows = list(range(len(logits)))
+    parts = [
+        weights_of(rows_of(logits, part), greatest[part], temperature[part]).cumsum(dim=-1)[:, -1]
+        for part in _chunks(rows, logits.shape[1])
+    ]
+    return torch.cat(parts).log()
+
+
+def _chunks(rows: list[int], vocab_size: int) -> Iterator[list[int]]:
+    size = max(1, _CHUNK * torch.get_num_threads() // vocab_size)
+    for first in range(0, len(rows), size):
+        yield rows[first : first + size]
+
+
+def _places(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Places int64 [R] in weights [R, C] at which the uniform numbers [R] fall.
+
+    The first place whose cumulative weight exceeds u * total has a weight above zero, and
+    it exists: u is at most 1 - 2^-24, and an fp32 total times that rounds to below the total.
+    """
+    cumulative = weights.cumsum(dim=-1)
+    targets = uniform * cumulative[:, -1]
+    found = torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
+    return found.clamp_(max=weights.shape[1] - 1)
+
+
+def _rows(chosen: torch.Tensor) -> list[int]:
+    rows: list[int] = chosen.nonzero().flatten().tolist()
+    return rows
+
+
+def rows_of(matrix: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """The given rows; without a copy where they are all, or follow each other."""
+    first, end = rows[0], rows[-1] + 1
+    return matrix[first:end] if rows == list(range(first, end)) else matrix[rows]
+
+
+def _uniforms(draws: Sequence[Draw]) -> torch.Tensor:
+    made = uniforms(
+        np.array([draw.sampling.seed for draw in draws], np.uint64),
+        np.array([draw.output_index for draw in draws], np.uint32),
+        np.array([draw.choice for draw in draws], np.uint32),
+    )
+    return torch.from_numpy(made)
