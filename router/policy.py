@@ -25,6 +25,9 @@ Signals that are missing: a load that never came, or is out of date, says
 nothing, and the worker has no room rather than all of it; so has one that drains, that
 refused since its report, or whose step has stalled. A worker that names no number of
 blocks has no KV pressure. Another router's tokens show in the blocks and places alone.
+
+A worker that fails requests (`router.breaker`) is passed over while there are others of its
+model, but for a probe now and then.
 """
 
 from collections.abc import Iterable
@@ -91,9 +94,10 @@ def _blocks_at_once(worker: WorkerState, prompt_tokens: int, num_choices: int) -
 def pick_worker(workers: Iterable[WorkerState], need: Need, now: float) -> Choice | None:
     """The best worker with room; the first of equals. None: no worker has room."""
     candidates = list(workers)
+    trusted = [worker for worker in candidates if worker.breaker.admits(now)]
     with_room = [
         worker
-        for worker in candidates
+        for worker in trusted or candidates
         if has_room(worker, need.prompt_tokens, now, num_choices=need.num_choices)
     ]
     if not with_room:
@@ -105,6 +109,8 @@ def pick_worker(workers: Iterable[WorkerState], need: Need, now: float) -> Choic
         f"{best.tokens_in_flight} tokens in flight, {_missing_tokens(best, need)} short of KV, "
         f"KV {kv_pressure(best):.0%} used"
     )
+    failing = sum(worker.breaker.is_open for worker in candidates)
+    note += f"; {failing} of all failing" if failing else ""
     return Choice(best, note)
 
 

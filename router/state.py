@@ -26,6 +26,7 @@ def router_state(
             "configured": len(config.workers),
             "connected": len(connected),
             "usable": sum(registry.understands(worker) for worker in connected),
+            "failing": sum(worker.breaker.is_open for worker in connected),
         },
         demand=_demand(queue, registry),
         capacity=_capacity(registry),

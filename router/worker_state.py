@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from router.breaker import Breaker
 from router.requests import Generation
 from router.step_pace import STALL_MIN_S, StepPace
 from router.token_stream import TokenStream
@@ -104,6 +105,8 @@ class WorkerState:
         # A refusal shows that the last report is out of date: wait for the next one.
         self.refused_since_load = False
         self.tokens_in_flight = 0
+        # Of this session: whoever comes back after a break is not judged by what was before.
+        self.breaker = Breaker()
         self._line = line
         self._limits = limits
         self._pace = StepPace(limits.stall_min_s)
@@ -120,6 +123,7 @@ class WorkerState:
         attempt = Attempt(stream, prompt_tokens, generation.price, generation.num_choices)
         self.attempts[self._submit_number] = attempt
         self.tokens_in_flight += attempt.price
+        self.breaker.placed(self._submit_number, now)
         self._line.submit(generation, stream.attempts, self._submit_number)
         stream.place(self, self._submit_number, routing_note)
 
@@ -181,6 +185,10 @@ class WorkerState:
         attempt = self._end(submit_number)
         if attempt is None:
             return
+        if {Finish.ABORTED, Finish.EXPIRED}.isdisjoint(finishes):
+            self.breaker.served(submit_number)
+        else:
+            self.breaker.passed(submit_number)
         if attempt.wanted:
             attempt.stream.finish(finishes, report)
         else:
@@ -190,6 +198,11 @@ class WorkerState:
         if refusal in (Refusal.FULL, Refusal.DRAINING):
             self.refused_since_load = True
         attempt = self._end(submit_number)
+        if refusal is Refusal.INTERNAL and attempt is not None:
+            # The message that told of it has told its load, too.
+            self.breaker.failed(submit_number, self.load.received_at if self.load else 0.0)
+        else:
+            self.breaker.passed(submit_number)
         if attempt is not None and attempt.wanted:
             attempt.stream.refuse(refusal, message, field)
 
