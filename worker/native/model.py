@@ -1,0 +1,132 @@
+"""Models of Llama's shape, a whole step in one call."""
+
+from collections.abc import Mapping
+
+import torch
+
+from worker.attention.base import KVCacheSpec
+from worker.models.config import ModelConfig
+from worker.models.layers import inverse_frequencies, rotation
+from worker.native.backend import HEAD_DIM_MULTIPLE, MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, NativeBackend
+from worker.native.binding import LayerStruct, LinearStruct, ModelStruct, address
+from worker.native.kernels import Kernels
+from worker.native.weights import LANES, UNIT, Arena, packed_elements
+
+_ARCHITECTURES = ("llama",)
+
+
+def reasons_against(config: ModelConfig) -> list[str]:
+    """Why the kernels cannot compute this model; none if they can."""
+    reasons = []
+    if config.architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        reasons.append(f"architecture {config.architecture} is not one of {known}")
+    widths = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "head_dim": config.head_dim,
+    }
+    for name, width in widths.items():
+        if width % UNIT:
+            reasons.append(f"{name} {width} is no multiple of {UNIT}")
+    if config.head_dim > MAX_HEAD_DIM:
+        reasons.append(f"head_dim {config.head_dim} is above {MAX_HEAD_DIM}")
+    group = config.num_heads // config.num_kv_heads
+    if group > MAX_QUERIES_PER_KV_HEAD:
+        reasons.append(f"{group} query heads per KV head are above {MAX_QUERIES_PER_KV_HEAD}")
+    return reasons
+
+
+class NativeLlama:
+    """Weights bf16, packed once; hidden states fp32 inside a step, sums fp32."""
+
+    def __init__(
+        self, config: ModelConfig, parameters: dict[str, torch.Tensor], kernels: Kernels
+    ) -> None:
+        """parameters: bf16, under the family's names; emptied, so that no weight lies twice.
+
+        `reasons_against` must have found none. Raises RuntimeError without memory.
+        """
+        self.config, self._kernels = config, kernels
+        size = _packed_size(config, parameters)
+        self._arena = Arena(size, kernels.prefer_huge_pages)
+        self._kept: list[torch.Tensor] = []
+        self._layers = (LayerStruct * config.num_layers)(
+            *(self._layer(index, parameters) for index in range(config.num_layers))
+        )
+        self._model = self._description(parameters)
+        self._frequencies = inverse_frequencies(config.head_dim, config.rope_theta)
+        self.kv_spec = KVCacheSpec(
+            config.num_layers, config.num_kv_heads, config.head_dim, torch.bfloat16
+        )
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: NativeBackend
+    ) -> torch.Tensor:
+        angles = rotation(positions, self._frequencies)
+        shape = len(token_ids), self.config.hidden_size
+        hidden = torch.empty(shape, dtype=self._kernels.activations)
+        attention.step(self._model, token_ids, angles.cos, angles.sin, hidden)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.empty(hidden.shape[0], self.config.vocab_size)
+        self._kernels.logits(self._model, hidden, logits)
+        return logits
+
+    def _layer(self, index: int, parameters: dict[str, torch.Tensor]) -> LayerStruct:
+        def take(name: str) -> torch.Tensor:
+            return parameters.pop(f"{index}.{name}")
+
+        return LayerStruct(
+            attention_norm=self._floats(take("attention_norm")),
+            mlp_norm=self._floats(take("mlp_norm")),
+            qkv=self._linear(take("qkv")),
+            out=self._linear(take("attention_out")),
+            gate_up=self._linear(*take("gate_up").chunk(2)),
+            down=self._linear(take("down")),
+        )
+
+    def _description(self, parameters: dict[str, torch.Tensor]) -> ModelStruct:
+        config = self.config
+        tied = config.tie_word_embeddings
+        embedding = parameters.pop("embedding")
+        head = self._linear(embedding if tied else parameters.pop("head"))
+        if not tied:
+            self._kept.append(embedding)
+        return ModelStruct(
+            **{name: getattr(config, field) for name, field in _SIZES.items()},
+            embedding_is_packed=tied,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+            embedding=head.packed if tied else address(embedding),
+            norm=self._floats(parameters.pop("norm")),
+            head=head,
+            layer=self._layers,
+        )
+
+    def _linear(self, *weights: torch.Tensor) -> LinearStruct:
+        packed = self._arena.pack(*weights)
+        return LinearStruct(address(packed), packed.shape[0] * LANES, weights[0].shape[1])
+
+    def _floats(self, weight: torch.Tensor) -> int | None:
+        self._kept.append(weight.float().contiguous())
+        return address(self._kept[-1])
+
+
+_SIZES = {
+    "vocab": "vocab_size",
+    "hidden": "hidden_size",
+    "layers": "num_layers",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "inner": "intermediate_size",
+}
+
+
+def _packed_size(config: ModelConfig, parameters: dict[str, torch.Tensor]) -> int:
+    """Elements of all packed matrices; an embedding of its own is only looked up."""
+    looked_up = "" if config.tie_word_embeddings else "embedding"
+    matrices = (p for name, p in parameters.items() if p.dim() == 2 and name != looked_up)
+    return sum(packed_elements(*matrix.shape) for matrix in matrices)
