@@ -25,7 +25,7 @@ constexpr int kMaxRows = std::max(kSpanRows, kMaxGroup);
 #if defined(NORIA_AVX2)
 constexpr int kScoreRows = 4, kScoreGroups = 1, kMixRows = 2, kMixChunks = 1;
 #elif defined(NORIA_AVX512)
-constexpr int kScoreRows = 8, kScoreGroups = 2, kMixRows = 4, kMixChunks = 4;
+constexpr int kScoreRows = 8, kScoreGroups = 4, kMixRows = 4, kMixChunks = 4;
 #else
 constexpr int kScoreRows = 8, kScoreGroups = 4, kMixRows = 6, kMixChunks = 4;
 #endif
@@ -71,15 +71,19 @@ static inline int rows_per_span(int group) { return std::max(kSpanRows / group, 
 
 template <int Rows, int Groups>
 static inline void score_rows(const bf16* const* keys, const act* const* queries, int pairs,
-                              float scale, const bf16* next, float* scores) {
+                              float scale, const bf16* const* next, float* scores) {
   Float c[Rows][Groups];
   for (int r = 0; r < Rows; r++)
     for (int g = 0; g < Groups; g++) c[r][g] = zero();
   for (int j = 0; j < pairs; j++) {
     Pairs k[Groups];
 #pragma GCC unroll 4
-    for (int g = 0; g < Groups; g++) k[g] = load_pairs(keys[g] + j * 2 * kGroup);
-    if (next != nullptr) prefetch(next + j * 2 * kGroup);
+    for (int g = 0; g < Groups; g++) {
+      const bf16* at = keys[g] + j * 2 * kGroup;
+      k[g] = load_pairs(at);
+      prefetch_far(at + pairs * 2 * kGroup);
+      if (next != nullptr) prefetch_far(next[g] + j * 2 * kGroup);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; r++) {
       Pair q = same_pair(queries[r] + 2 * j);
@@ -101,7 +105,7 @@ static inline void score_groups(const bf16* const* records, int begin, int end,
   constexpr int together = Rows <= 4 ? kScoreGroups : 1;
   int g = begin;
   for (; g + together <= end; g += together) {
-    const bf16* next = g + together < end ? records[g + together] : nullptr;
+    const bf16* const* next = g + 2 * together <= end ? records + g + together : nullptr;
     score_rows<Rows, together>(records + g, queries, pairs, scale, next, scores + g * kGroup);
   }
   for (; g < end; g++) {

@@ -14,7 +14,7 @@ namespace noria {
 #if defined(NORIA_AVX2)
 constexpr int kTileRows = 2, kTilePanels = 1;
 #elif defined(NORIA_AVX512)
-constexpr int kTileRows = 8, kTilePanels = 2;
+constexpr int kTileRows = 12, kTilePanels = 2;
 #else
 constexpr int kTileRows = 12, kTilePanels = 2;
 #endif

@@ -227,6 +227,10 @@ static inline float exponential(float x) {
   return lanes[0];
 }
 
+static inline void prefetch_far(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
+
 static inline void prefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
 }
