@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import structlog
 
-from noria.plan.kv import DEFAULT_DTYPE
 from noria.service.log import LEVELS, configure_logging, places_of
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import first_of, unless
 from worker.app import RunningWorker, running_worker
 from worker.config import (
+    ATTENTION_BACKENDS,
+    CPU_KERNELS,
     DTYPES,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
@@ -47,7 +48,24 @@ _SECONDS = click.FloatRange(0)
 )
 @click.option("--listen", default="127.0.0.1:50053", help="host:port; port 0 picks one.")
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
-@click.option("--dtype", type=click.Choice(DTYPES), default=DEFAULT_DTYPE, help="Of the weights.")
+@click.option(
+    "--attention-backend",
+    type=click.Choice(ATTENTION_BACKENDS),
+    default="auto",
+    help="auto: cpu_native where it can compute the model, else torch.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="auto",
+    help="Of weights, keys and values. auto: bfloat16 with cpu_native, float32 with torch.",
+)
+@click.option(
+    "--cpu-kernels",
+    type=click.Choice(CPU_KERNELS),
+    default="auto",
+    help="Which build of cpu_native; auto: the fastest on this CPU.",
+)
 @click.option("--max-num-seqs", type=_COUNT, default=MAX_NUM_SEQS, help="Places in the batch.")
 @click.option(
     "--max-num-batched-tokens",
@@ -114,12 +132,25 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
                 log.info("draining")
                 log.info("stopped", aborted=0)
                 return 0
+            _tell_backend(log, facts)
             _tell_cache(log, facts)
             log.info("ready", seconds=round(time.monotonic() - started, 2), model=config.name)
             return await _until_stopped(worker, stop, config.drain_grace_s, log)
     except (ValueError, OSError) as error:
         log.error("cannot serve", reason=str(error))
         return 1
+
+
+def _tell_backend(log: structlog.typing.FilteringBoundLogger, facts: "WorkerFacts") -> None:
+    network = facts.network
+    log.info(
+        "backend",
+        attention_backend=network.backend.name,
+        kernels=network.kernels,
+        dtype=network.dtype,
+        row_exact=network.backend.row_exact,
+        passed_over=list(network.passed_over),
+    )
 
 
 def _tell_cache(log: structlog.typing.FilteringBoundLogger, facts: "WorkerFacts") -> None:

@@ -8,13 +8,10 @@ from typing import Any
 
 import torch
 
-from noria.plan.memory import HostMemory, host_memory
-from noria.service.gguf_file import read_gguf
+from noria.plan.memory import host_memory
 from noria.service.protocol import PROTOCOL_VERSION
 from noria.service.vocabulary import Vocabulary, load_vocabulary
 from noria.v1 import worker_pb2
-from worker.attention.base import AttentionBackend, KVCacheSpec
-from worker.attention.torch_backend import TorchBackend
 from worker.block_pool import BlockPool
 from worker.config import WorkerConfig
 from worker.engine import Engine
@@ -23,13 +20,10 @@ from worker.grammar.tokens import TokenTable
 from worker.kv_cache import allocate_kv_cache
 from worker.model_runner import ModelRunner
 from worker.models.config import ModelConfig
-from worker.models.gguf_config import read_gguf_config
-from worker.models.hf_config import read_hf_config
-from worker.models.loader import open_checkpoint
+from worker.network import Network, load_network, scripted_network
 from worker.sampling_checks import ModelLimits
 from worker.scheduler import Scheduler
-from worker.scripted import ScriptedCache, ScriptedModel, load_scripts
-from worker.sizing import Budget, CacheSize, cache_size, kv_budget
+from worker.sizing import CacheSize
 
 Progress = Callable[[str, int, int], None]
 
@@ -47,17 +41,7 @@ class WorkerFacts:
     runner: ModelRunner[Any]
     scheduler: Scheduler
     pieces: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Network:
-    """A model with the backend that keeps its cache of at most `budget`; `model` fits `backend`."""
-
-    config: ModelConfig
-    model: Any
-    backend: AttentionBackend
-    weight_bytes: int
-    budget: Budget
+    network: Network
 
 
 def build_engine(
@@ -73,9 +57,12 @@ def build_engine(
     memory = host_memory()
     progress("reading the vocabulary", 0, 1)
     vocabulary = load_vocabulary(config.model)
-    network = (_real if config.script is None else _scripted)(config, memory, progress)
+    if config.script is None:
+        network = load_network(config, memory, progress)
+    else:
+        network = scripted_network(config, memory)
     _check_vocabulary(network.config, vocabulary)
-    size = _sized(config, network, network.model.kv_spec)
+    size = network.size
     pool = BlockPool(size.num_blocks, size.block_size)
     # One block more than the pool hands out: the null block.
     allocate_kv_cache(network.backend, size.spec, size.num_blocks + 1, size.block_size)
@@ -93,7 +80,7 @@ def build_engine(
     eos = frozenset((*network.config.eos_token_ids, *vocabulary.eos_token_ids))
     limits = ModelLimits(network.config.vocab_size, size.max_model_len, eos)
     info = _info(config, network, vocabulary, size)
-    facts = WorkerFacts(limits, info, size, runner, scheduler, vocabulary.pieces)
+    facts = WorkerFacts(limits, info, size, runner, scheduler, vocabulary.pieces, network)
     progress("indexing the vocabulary", 0, 1)
     compiler = make_compiler(_token_table(vocabulary, limits))
     progress("indexing the vocabulary", 1, 1)
@@ -109,37 +96,6 @@ def _token_table(vocabulary: Vocabulary, limits: ModelLimits) -> TokenTable:
     )
 
 
-def _real(config: WorkerConfig, memory: HostMemory, progress: Progress) -> _Network:
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    checkpoint = open_checkpoint(config.model)
-    weight_bytes = checkpoint.weight_bytes(dtype)
-    budget = kv_budget(config, memory, weight_bytes)
-    about, backend = checkpoint.config, TorchBackend()
-    # What cannot be held is refused before gigabytes of weights are read.
-    spec = KVCacheSpec(about.num_layers, about.num_kv_heads, about.head_dim, dtype)
-    _sized(config, _Network(about, None, backend, weight_bytes, budget), spec)
-    model = checkpoint.load(dtype, lambda done, total: progress("loading weights", done, total))
-    return _Network(about, model, backend, weight_bytes, budget)
-
-
-def _sized(config: WorkerConfig, network: _Network, spec: KVCacheSpec) -> CacheSize:
-    block_size = config.block_size or network.backend.default_block_size
-    return cache_size(
-        *(config, network.budget, spec, block_size), network.config.max_position_embeddings
-    )
-
-
-def _scripted(config: WorkerConfig, memory: HostMemory, progress: Progress) -> _Network:
-    del progress
-    if config.script is None:
-        raise ValueError("script is not set")
-    path = config.model
-    described = read_hf_config(path) if path.is_dir() else read_gguf_config(read_gguf(path))
-    eos = min(described.eos_token_ids, default=0)
-    model = ScriptedModel(load_scripts(config.script), described.vocab_size, eos)
-    return _Network(described, model, ScriptedCache(), 0, kv_budget(config, memory, 0))
-
-
 def _check_vocabulary(model: ModelConfig, vocabulary: Vocabulary) -> None:
     """An embedding may be padded beyond the vocabulary; a shorter one belongs to another."""
     if len(vocabulary) > model.vocab_size:
@@ -150,7 +106,7 @@ def _check_vocabulary(model: ModelConfig, vocabulary: Vocabulary) -> None:
 
 def _info(
     config: WorkerConfig,
-    network: _Network,
+    network: Network,
     vocabulary: Vocabulary,
     size: CacheSize,
 ) -> worker_pb2.GetWorkerInfoResponse:
@@ -172,7 +128,7 @@ def _info(
         hello=hello,
         attention_backend=network.backend.name,
         device="cpu",
-        dtype=config.dtype if config.script is None else "scripted",
+        dtype=network.dtype,
         weight_bytes=network.weight_bytes,
         kv_bytes_per_token=size.spec.bytes_per_token,
         kv_cache_memory_bytes=size.num_bytes,

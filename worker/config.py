@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from noria.plan.kv import DEFAULT_DTYPE, DTYPE_BYTES
+from noria.plan.kv import DTYPE_BYTES
 
 MAX_NUM_SEQS = 32
 MAX_NUM_BATCHED_TOKENS = 512
@@ -19,7 +19,14 @@ _COUNTS = (
     "local_workers",
     "cpu_threads",
 )
-DTYPES = tuple(DTYPE_BYTES)
+DTYPES = ("auto", *DTYPE_BYTES)
+ATTENTION_BACKENDS = ("auto", "cpu_native", "torch")
+CPU_KERNELS = ("auto", "avx512_bf16", "avx512", "avx2")
+_CHOICES = {
+    "dtype": DTYPES,
+    "attention_backend": ATTENTION_BACKENDS,
+    "cpu_kernels": CPU_KERNELS,
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,9 @@ class WorkerConfig:
     kv_cache_memory_bytes   memory for keys and values; touched only as blocks are used;
                             None: this worker's share of the half of what weights leave free
     local_workers           workers that start on this computer and divide its memory
+    dtype                   of weights and of keys and values; auto: what the backend is best at
+    attention_backend       auto: cpu_native where it can compute the model, else torch
+    cpu_kernels             which build of cpu_native; auto: the fastest on this CPU
     metrics_listen          host:port for /metrics; empty: none
     aliases                 further names that requests may use
     default_max_tokens      max_tokens of a request that names none; 0: the room left
@@ -42,7 +52,9 @@ class WorkerConfig:
     served_model_name: str = ""
     listen: str = "127.0.0.1:50053"
     metrics_listen: str = ""
-    dtype: str = DEFAULT_DTYPE
+    dtype: str = "auto"
+    attention_backend: str = "auto"
+    cpu_kernels: str = "auto"
     block_size: int | None = None
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -72,8 +84,10 @@ class WorkerConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ValueError(f"{field} is {value}, at least 1 is needed")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}, one of {', '.join(DTYPES)} is needed")
+        for field, choices in _CHOICES.items():
+            value = getattr(self, field)
+            if value not in choices:
+                raise ValueError(f"{field} is {value!r}, one of {', '.join(choices)} is needed")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below "

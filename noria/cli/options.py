@@ -61,6 +61,7 @@ _WORKER_OPTIONS = (
     click.option("--max-model-len", type=_POSITIVE, help="Prompt and output together, in tokens."),
     click.option("--num-blocks", type=_POSITIVE, help="KV blocks."),
     click.option("--kv-cache-memory-bytes", type=_POSITIVE, help="Each worker's, for KV blocks."),
+    click.option("--attention-backend", help="What computes, for example torch."),
     click.option("--dtype", help="Of the weights, for example float32."),
     click.option("--cpu-threads", type=_POSITIVE, help="Threads of each worker's engine."),
     click.option(

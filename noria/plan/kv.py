@@ -3,8 +3,8 @@
 from noria.plan.units import both_units
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# What a worker takes if it is not told.
-DEFAULT_DTYPE = "float32"
+# What a worker on a CPU takes if it is not told, wherever its own kernels run.
+DEFAULT_DTYPE = "bfloat16"
 DEFAULT_BLOCK_SIZE = 16
 # The part of a computer's free memory that keys and values may take: what else runs there,
 # activations, buffers of the network and the cache of files live in the other half.

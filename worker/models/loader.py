@@ -44,8 +44,13 @@ class Checkpoint:
 
         Raises WeightsError, before reading, if the weights do not fit the config.
         """
-        parameters = load_parameters(self._parameters(), self.source, dtype, progress)
-        return self.family.build(self.config, parameters)
+        return self.family.build(self.config, self.read(dtype, progress))
+
+    def read(
+        self, dtype: torch.dtype = torch.float32, progress: Progress = silent
+    ) -> dict[str, torch.Tensor]:
+        """The weights under the family's names; else as `load`."""
+        return load_parameters(self._parameters(), self.source, dtype, progress)
 
     def _parameters(self) -> list[Parameter]:
         return self.family.parameters(self.config)

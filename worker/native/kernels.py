@@ -25,7 +25,7 @@ from worker.native.library import (
     kernels_dir,
     writable_cache,
 )
-from worker.native.variants import Variant, choose_variant, cpu_features
+from worker.native.variants import CPU, Variant, choose_variant, this_cpu
 
 __all__ = ["Kernels", "load_kernels"]
 
@@ -109,6 +109,7 @@ def load_kernels(
     threads: int,
     on_build: Callable[[], None] = lambda: None,
     *,
+    cpu: CPU | None = None,
     folder: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Kernels:
@@ -117,7 +118,7 @@ def load_kernels(
     `on_build` is called before a build, which takes seconds. `folder` keeps the builds.
     Raises UnsupportedCPUError, BuildError or MemoryError with the reason.
     """
-    variant = choose_variant(name, cpu_features())
+    variant = choose_variant(name, cpu or this_cpu())
     with writable_cache(folder or kernels_dir(environment)) as cache:
         return Kernels(_loaded(cache, variant, environment, on_build), variant, threads)
 

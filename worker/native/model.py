@@ -1,34 +1,37 @@
-"""Models of Llama's shape, a whole step in one call."""
-
-from collections.abc import Mapping
+"""Decoders of Llama's shape, a whole step in one call."""
 
 import torch
 
 from worker.attention.base import KVCacheSpec
-from worker.models.config import ModelConfig
-from worker.models.layers import inverse_frequencies, rotation
-from worker.native.backend import HEAD_DIM_MULTIPLE, MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, NativeBackend
+from worker.models.config import DecoderConfig
+from worker.models.layers import rotation
+from worker.native.backend import (
+    HEAD_DIM_MULTIPLE,
+    MAX_HEAD_DIM,
+    MAX_QUERIES_PER_KV_HEAD,
+    NativeBackend,
+)
 from worker.native.binding import LayerStruct, LinearStruct, ModelStruct, address
 from worker.native.kernels import Kernels
 from worker.native.weights import LANES, UNIT, Arena, packed_elements
 
-_ARCHITECTURES = ("llama",)
+# Families whose layers are worker.models.llama.PreNormLayer.
+_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+# Switches of DecoderConfig that the kernels do not know.
+_UNKNOWN = ("attention_out_bias", "mlp_bias", "local_rope", "final_logit_softcap")
 
 
-def reasons_against(config: ModelConfig) -> list[str]:
+def reasons_against(config: DecoderConfig) -> list[str]:
     """Why the kernels cannot compute this model; none if they can."""
     reasons = []
     if config.architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
-        reasons.append(f"architecture {config.architecture} is not one of {known}")
-    widths = {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "head_dim": config.head_dim,
-    }
-    for name, width in widths.items():
-        if width % UNIT:
-            reasons.append(f"{name} {width} is no multiple of {UNIT}")
+        reasons.append(f"architecture {config.architecture} is none of {known}")
+    reasons += [f"the model has {name}" for name in _UNKNOWN if getattr(config, name)]
+    multiples = {"hidden_size": UNIT, "intermediate_size": UNIT, "head_dim": HEAD_DIM_MULTIPLE}
+    for name, multiple in multiples.items():
+        if getattr(config, name) % multiple:
+            reasons.append(f"{name} {getattr(config, name)} is no multiple of {multiple}")
     if config.head_dim > MAX_HEAD_DIM:
         reasons.append(f"head_dim {config.head_dim} is above {MAX_HEAD_DIM}")
     group = config.num_heads // config.num_kv_heads
@@ -37,11 +40,11 @@ def reasons_against(config: ModelConfig) -> list[str]:
     return reasons
 
 
-class NativeLlama:
-    """Weights bf16, packed once; hidden states fp32 inside a step, sums fp32."""
+class NativeDecoder:
+    """Weights and K/V are bf16, packed once; sums and the hidden states of a step fp32."""
 
     def __init__(
-        self, config: ModelConfig, parameters: dict[str, torch.Tensor], kernels: Kernels
+        self, config: DecoderConfig, parameters: dict[str, torch.Tensor], kernels: Kernels
     ) -> None:
         """parameters: bf16, under the family's names; emptied, so that no weight lies twice.
 
@@ -54,11 +57,15 @@ class NativeLlama:
         self._layers = (LayerStruct * config.num_layers)(
             *(self._layer(index, parameters) for index in range(config.num_layers))
         )
-        self._model = self._description(parameters)
-        self._frequencies = inverse_frequencies(config.head_dim, config.rope_theta)
+        self._model = self._described(parameters)
+        self._frequencies = config.rope.frequencies(config.head_dim)
         self.kv_spec = KVCacheSpec(
             config.num_layers, config.num_kv_heads, config.head_dim, torch.bfloat16
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._arena.num_bytes + sum(t.numel() * t.itemsize for t in self._kept)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: NativeBackend
@@ -71,25 +78,31 @@ class NativeLlama:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = torch.empty(hidden.shape[0], self.config.vocab_size)
-        self._kernels.logits(self._model, hidden, logits)
+        self._kernels.logits(self._model, hidden.contiguous(), logits)
         return logits
 
     def _layer(self, index: int, parameters: dict[str, torch.Tensor]) -> LayerStruct:
         def take(name: str) -> torch.Tensor:
             return parameters.pop(f"{index}.{name}")
 
+        def floats(name: str) -> int | None:
+            return self._floats(parameters.pop(f"{index}.{name}", None))
+
         return LayerStruct(
-            attention_norm=self._floats(take("attention_norm")),
-            mlp_norm=self._floats(take("mlp_norm")),
+            attention_norm=floats("attention_norm"),
+            mlp_norm=floats("mlp_norm"),
+            qkv_bias=floats("qkv_bias"),
+            query_norm=floats("query_norm"),
+            key_norm=floats("key_norm"),
             qkv=self._linear(take("qkv")),
             out=self._linear(take("attention_out")),
             gate_up=self._linear(*take("gate_up").chunk(2)),
             down=self._linear(take("down")),
+            window=self.config.window_of(index) or 0,
         )
 
-    def _description(self, parameters: dict[str, torch.Tensor]) -> ModelStruct:
-        config = self.config
-        tied = config.tie_word_embeddings
+    def _described(self, parameters: dict[str, torch.Tensor]) -> ModelStruct:
+        config, tied = self.config, self.config.tie_word_embeddings
         embedding = parameters.pop("embedding")
         head = self._linear(embedding if tied else parameters.pop("head"))
         if not tied:
@@ -98,7 +111,7 @@ class NativeLlama:
             **{name: getattr(config, field) for name, field in _SIZES.items()},
             embedding_is_packed=tied,
             eps=config.rms_norm_eps,
-            scale=config.head_dim**-0.5,
+            scale=config.attention_scale,
             embedding=head.packed if tied else address(embedding),
             norm=self._floats(parameters.pop("norm")),
             head=head,
@@ -109,7 +122,9 @@ class NativeLlama:
         packed = self._arena.pack(*weights)
         return LinearStruct(address(packed), packed.shape[0] * LANES, weights[0].shape[1])
 
-    def _floats(self, weight: torch.Tensor) -> int | None:
+    def _floats(self, weight: torch.Tensor | None) -> int | None:
+        if weight is None:
+            return None
         self._kept.append(weight.float().contiguous())
         return address(self._kept[-1])
 
@@ -125,7 +140,7 @@ _SIZES = {
 }
 
 
-def _packed_size(config: ModelConfig, parameters: dict[str, torch.Tensor]) -> int:
+def _packed_size(config: DecoderConfig, parameters: dict[str, torch.Tensor]) -> int:
     """Elements of all packed matrices; an embedding of its own is only looked up."""
     looked_up = "" if config.tie_word_embeddings else "embedding"
     matrices = (p for name, p in parameters.items() if p.dim() == 2 and name != looked_up)
