@@ -13,7 +13,7 @@ from noria.plan.capacity import Capacity, Settings, capacity
 from noria.plan.cards import CARDS, CPU, Card, named_card, this_computer
 from noria.plan.gguf_shape import gguf_shape
 from noria.plan.hf_shape import hf_shape
-from noria.plan.kv import DEFAULT_BLOCK_SIZE, DEFAULT_DTYPE, DTYPE_BYTES
+from noria.plan.kv import DEFAULT_BLOCK_SIZE, DTYPE_BYTES, host_dtype
 from noria.plan.load import Load, plan_fleet
 from noria.plan.memory import host_memory
 from noria.plan.render import show
@@ -80,7 +80,7 @@ class _Asked:
 @click.option(
     "--dtype",
     type=click.Choice(list(DTYPE_BYTES)),
-    help=f"Of weights and KV. Default: {DEFAULT_DTYPE} on cpu, as a worker; else the config's.",
+    help="Of weights and KV. Default: on cpu as a worker, else the config's.",
 )
 @click.option(
     "--gpu-memory-utilization",
@@ -180,7 +180,7 @@ def _shape(model: str) -> tuple[str, ModelShape]:
 
 
 def _settings(asked: _Asked, card: Card, shape: ModelShape) -> Settings:
-    own = DEFAULT_DTYPE if card.is_host else shape.dtype or "bfloat16"
+    own = host_dtype(shape.family) if card.is_host else shape.dtype or "bfloat16"
     return Settings(
         dtype=asked.dtype or own,
         block_size=asked.block_size,

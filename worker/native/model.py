@@ -1,7 +1,8 @@
-"""Decoders of Llama's shape, a whole step in one call."""
+"""Decoders of Llama's shape (worker.models.llama.PreNormLayer), a whole step in one call."""
 
 import torch
 
+from noria.plan.kv import CPU_NATIVE_FAMILIES
 from worker.attention.base import KVCacheSpec
 from worker.models.config import DecoderConfig
 from worker.models.layers import rotation
@@ -15,8 +16,6 @@ from worker.native.binding import LayerStruct, LinearStruct, ModelStruct, addres
 from worker.native.kernels import Kernels
 from worker.native.weights import LANES, UNIT, Arena, packed_elements
 
-# Families whose layers are worker.models.llama.PreNormLayer.
-_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Switches of DecoderConfig that the kernels do not know.
 _UNKNOWN = ("attention_out_bias", "mlp_bias", "local_rope", "final_logit_softcap")
 
@@ -24,8 +23,8 @@ _UNKNOWN = ("attention_out_bias", "mlp_bias", "local_rope", "final_logit_softcap
 def reasons_against(config: DecoderConfig) -> list[str]:
     """Why the kernels cannot compute this model; none if they can."""
     reasons = []
-    if config.architecture not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if config.architecture not in CPU_NATIVE_FAMILIES:
+        known = ", ".join(sorted(CPU_NATIVE_FAMILIES))
         reasons.append(f"architecture {config.architecture} is none of {known}")
     reasons += [f"the model has {name}" for name in _UNKNOWN if getattr(config, name)]
     multiples = {"hidden_size": UNIT, "intermediate_size": UNIT, "head_dim": HEAD_DIM_MULTIPLE}
