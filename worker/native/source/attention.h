@@ -151,16 +151,17 @@ static inline void soften(const float* scores, int first, int end, int begin, in
   *mass = sum(masses);
 }
 
-// Weighted values of tokens [begin * kGroup, tokens) for `Rows` rows, `Chunks` x 16 channels
-// from `channel` on. A token beyond `tokens` is never multiplied: it may hold anything.
+// Weighted values of tokens [first, tokens) for `Rows` rows, `Chunks` x 16 channels from
+// `channel` on. Other tokens are never multiplied, not even by zero: they may hold anything.
 template <int Rows, int Chunks>
-static inline void mix_rows(const bf16* const* records, int begin, int tokens,
+static inline void mix_rows(const bf16* const* records, int first, int tokens,
                             const act* weights, const Cache& cache, int channel, float* sums) {
   Float c[Rows][Chunks];
   for (int r = 0; r < Rows; r++)
     for (int i = 0; i < Chunks; i++) c[r][i] = zero();
   int pairs = (tokens + 1) / 2, last = tokens % 2 ? tokens / 2 : -1;
-  for (int j = begin * (kGroup / 2); j < pairs; j++) {
+  int cut = first % 2 ? first / 2 : -1;
+  for (int j = first / 2; j < pairs; j++) {
     const bf16* at = records[j / (kGroup / 2)] + cache.values_at() +
                      (j % (kGroup / 2) * cache.head_dim + channel) * 2;
     Pairs values[Chunks];
@@ -168,6 +169,7 @@ static inline void mix_rows(const bf16* const* records, int begin, int tokens,
     for (int i = 0; i < Chunks; i++) {
       values[i] = load_pairs(at + i * 2 * kLanes);
       if (j == last) values[i] = first_of_pairs(values[i]);
+      if (j == cut) values[i] = second_of_pairs(values[i]);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; r++) {
@@ -183,22 +185,22 @@ static inline void mix_rows(const bf16* const* records, int begin, int tokens,
 }
 
 template <int Rows>
-static inline void mix_channels(const bf16* const* records, int begin, int tokens,
+static inline void mix_channels(const bf16* const* records, int first, int tokens,
                                 const act* weights, const Cache& cache, float* sums) {
   int channel = 0;
   for (; channel + kMixChunks * kLanes <= cache.head_dim; channel += kMixChunks * kLanes) {
-    mix_rows<Rows, kMixChunks>(records, begin, tokens, weights, cache, channel, sums);
+    mix_rows<Rows, kMixChunks>(records, first, tokens, weights, cache, channel, sums);
   }
   for (; channel < cache.head_dim; channel += kLanes) {
-    mix_rows<Rows, 1>(records, begin, tokens, weights, cache, channel, sums);
+    mix_rows<Rows, 1>(records, first, tokens, weights, cache, channel, sums);
   }
 }
 
-static inline int mix_some(const bf16* const* records, int begin, int tokens, const act* weights,
+static inline int mix_some(const bf16* const* records, int first, int tokens, const act* weights,
                            int rows, const Cache& cache, float* sums) {
 #define NORIA_ROWS(count)                                                                   \
   if (count <= kMixRows && rows >= count) {                                                 \
-    mix_channels<std::min(count, kMixRows)>(records, begin, tokens, weights, cache, sums);  \
+    mix_channels<std::min(count, kMixRows)>(records, first, tokens, weights, cache, sums);  \
     return count;                                                                           \
   }
   NORIA_ROWS(6)
@@ -206,7 +208,7 @@ static inline int mix_some(const bf16* const* records, int begin, int tokens, co
   NORIA_ROWS(3)
   NORIA_ROWS(2)
 #undef NORIA_ROWS
-  mix_channels<1>(records, begin, tokens, weights, cache, sums);
+  mix_channels<1>(records, first, tokens, weights, cache, sums);
   return 1;
 }
 
@@ -247,7 +249,7 @@ static inline void attend_split(const Attention& a, const Span& span, int head, 
   const Cache& cache = *a.cache;
   int group = a.group(), rows = span.count * group, start = split * kSplit;
   int tokens = std::min(span.position + span.count - start, kSplit);
-  int begin = std::max(first_seen(a, span.position) - start, 0) / kGroup;
+  int earliest = std::max(first_seen(a, span.position) - start, 0), begin = earliest / kGroup;
   int groups = (tokens + kGroup - 1) / kGroup, per_block = cache.groups_per_block;
   const int32_t* table = a.paging->block_table + static_cast<long>(span.sequence) * a.paging->width;
   const bf16* records[kSplitGroups];
@@ -274,7 +276,7 @@ static inline void attend_split(const Attention& a, const Span& span, int head, 
            peaks + r, masses + r);
   }
   for (int r = 0, done; r < rows; r += done) {
-    done = mix_some(records, begin, tokens, memory.weights + r * kSplit, rows - r, cache,
+    done = mix_some(records, earliest, tokens, memory.weights + r * kSplit, rows - r, cache,
                     memory.sums + r * cache.head_dim);
   }
 }

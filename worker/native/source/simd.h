@@ -150,6 +150,11 @@ static inline Pairs first_of_pairs(Pairs v) {
   __m512i bits = reinterpret_cast<__m512i>(v);
   return reinterpret_cast<__m512bh>(_mm512_and_si512(bits, _mm512_set1_epi32(0xffff)));
 }
+static inline Pairs second_of_pairs(Pairs v) {
+  __m512i bits = reinterpret_cast<__m512i>(v);
+  __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return reinterpret_cast<__m512bh>(_mm512_and_si512(bits, upper));
+}
 static inline Pair same_pair(const act* p) {
   int32_t bits;
   std::memcpy(&bits, p, sizeof bits);
@@ -171,6 +176,7 @@ struct Pair {
 };
 static inline Pair same_pair(const act* p) { return {all(p[0]), all(p[1])}; }
 static inline Pairs first_of_pairs(Pairs v) { return {v.first, zero()}; }
+static inline Pairs second_of_pairs(Pairs v) { return {zero(), v.second}; }
 static inline Float dot(Float c, Pairs w, Pair x) {
   return fma(w.second, x.second, fma(w.first, x.first, c));
 }
