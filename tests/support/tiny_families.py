@@ -110,11 +110,11 @@ FOREIGN = {
 }
 
 
-def tiny_family(case: str):
-    """transformers' model of a case above, in fp32."""
+def tiny_family(case: str, **changed):
+    """transformers' model of a case above, in fp32; `changed` replaces its settings."""
     if case in FOREIGN:
         kind, config, settings = FOREIGN[case]
-        return randomised(kind, config(**settings))
+        return randomised(kind, config(**(settings | changed)))
     kind, config, settings = FAMILIES[case]
     sizes = _WITHOUT_HEAD_DIM if config is Qwen2Config else _SIZES
-    return randomised(kind, config(**(sizes | settings)))
+    return randomised(kind, config(**(sizes | settings | changed)))

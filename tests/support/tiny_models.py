@@ -135,8 +135,12 @@ class Forward:
 
     def logits(self, *entries):
         """Logits of every position of the step, fp32 [T, vocab]."""
+        with torch.inference_mode():
+            return self.model.logits(self.hidden(*entries))
+
+    def hidden(self, *entries):
+        """Hidden states of every position of the step, [T, hidden_size]."""
         batch = build_input_batch(step(*entries), self.block_size)
         with torch.inference_mode():
             self.backend.plan(batch.metadata)
-            hidden = self.model.forward(batch.token_ids, batch.metadata.positions, self.backend)
-            return self.model.logits(hidden)
+            return self.model.forward(batch.token_ids, batch.metadata.positions, self.backend)
