@@ -135,5 +135,5 @@ def kernels_dir(environment: Mapping[str, str] = os.environ) -> Path:
     """NORIA_CACHE_DIR/kernels, else kernels in Noria's folder of the user's cache."""
     own = environment.get("NORIA_CACHE_DIR")
     if own:
-        return Path(own).absolute() / "source"
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria" / "source"
+        return Path(own).absolute() / "kernels"
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria" / "kernels"
