@@ -12,7 +12,8 @@ from tests.support.command import ends, running
 
 NORIA = (sys.executable, "-m", "noria.cli")
 # What transformers gives for the same weights in fp32: generate(do_sample=False) on the model's
-# own chat template. The two best logits are nowhere closer than 0.007.
+# own chat template. The two best logits are nowhere closer than 0.007: torch in fp32 gives the
+# same, bf16 may turn off where they are close, near the end.
 TOMATO = (
     "A tomato is indeed a fruit. It is a member of the Vegetableaceae family, which also includes "
     'other fruits like grapes, cucumbers, and peppers. However, the term "fruit" is often used '
@@ -70,17 +71,24 @@ def test_up_and_chat_talk_to_real_services_with_the_key_that_up_made(
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("flags", "certain"),
+    [(("--attention-backend", "torch"), TOMATO), ((), TOMATO[: TOMATO.index("However")])],
+    ids=["fp32", "as it is"],
+)
 def test_demo_gives_the_greedy_answer_in_deltas_and_leaves_nothing(
-    environment, demo_model_path, monkeypatch
+    environment, demo_model_path, monkeypatch, flags, certain
 ):
     monkeypatch.setenv("NORIA_CACHE_DIR", str(demo_model_path.parent.parent))
-    with running(*NORIA, "demo") as command:
+    with running(*NORIA, "demo", *flags) as command:
         command.until("> Is a tomato")
         children = command.child_handles()
         assert command.exit_code() == 0
-    assert command.seen[-1] == f"answer: {TOMATO}"
-    assert TOMATO in command.seen
-    deltas = re.search(r"65 tokens in (\d+) deltas", "\n".join(command.seen))
+    answer = command.seen[-1].removeprefix("answer: ")
+    assert answer in command.seen
+    assert answer.startswith(certain)
+    assert answer == certain or not flags
+    deltas = re.search(r"\d\d tokens in (\d+) deltas", "\n".join(command.seen))
     assert int(deltas.group(1)) >= 5
     assert len(children) == 3
     assert all(ends(child) for child in children)
