@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from random import Random
 
 import pytest
 
@@ -20,6 +21,11 @@ class System:
     def ask(self, prompt, max_tokens=5, **fields):
         (sequence,) = self.ask_together([prompt], max_tokens, **fields)
         return sequence
+
+    def steps_of_last(self):
+        """Positions per step of the sequence that came last."""
+        entries = [entry for output in self.memory.outputs for entry in output.scheduled]
+        return [entry.num_tokens for entry in entries if entry.sequence_id == self.asked]
 
     def ask_together(self, prompts, max_tokens=5, **fields):
         sequences = []
@@ -40,6 +46,7 @@ class System:
     ("length", "cached"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (31, 28), (32, 28), (33, 32)]
 )
 def test_all_full_blocks_are_found_again_but_never_the_last_token(length, cached):
+    """PFX-01."""
     system = System()
     prompt = [(i * 7) % 100 for i in range(length)]
     assert system.ask(prompt).num_cached_tokens == 0
@@ -51,37 +58,50 @@ def test_all_full_blocks_are_found_again_but_never_the_last_token(length, cached
     assert all(entry.num_tokens for o in system.memory.outputs for entry in o.scheduled)
 
 
-def test_the_next_turn_finds_the_answer_of_the_last_one_too():
-    system = System()
-    first = system.ask(list(range(10)), max_tokens=9)
+@pytest.mark.parametrize(("prompt", "reply"), [(10, 9), (3, 30), (16, 8), (7, 6), (1, 2)])
+def test_the_next_turn_finds_every_full_block_of_the_last_one_its_reply_included(prompt, reply):
+    """Its first token comes sooner, by just what was found; the others take their steps."""
+    system, cold = System(), System()
+    first = system.ask(list(range(prompt)), max_tokens=reply)
     turn = first.prompt_token_ids + first.output_token_ids + [3, 3]
-    # 18 tokens of the first turn were computed: its last token was not.
-    assert system.ask(turn).num_cached_tokens == 16
+    # The last token of the first turn was never computed.
+    found = (prompt + reply - 1) // 4 * 4
+    assert system.ask(turn).num_cached_tokens == found
+    assert cold.ask(turn).num_cached_tokens == 0
+    assert cold.steps_of_last() == [len(turn), 1, 1, 1, 1]
+    assert system.steps_of_last() == [len(turn) - found, 1, 1, 1, 1]
 
 
 def test_another_salt_finds_nothing_and_its_own_does():
-    system = System()
-    prompt = list(range(20))
-    system.ask(prompt, cache_salt=b"a")
-    assert system.ask(prompt, cache_salt=b"b").num_cached_tokens == 0
-    assert system.ask(prompt, cache_salt=b"a").num_cached_tokens == 16
+    """PFX-03: to the second tenant the cache is cold, in positions and in steps."""
+    system = System(max_num_batched_tokens=8)
+    prompt, told = list(range(20)), []
+    for salt in (b"a", b"b", b"a"):
+        cached = system.ask(prompt, cache_salt=salt).num_cached_tokens
+        told.append((cached, system.steps_of_last()))
+    cold = (0, [8, 8, 4, 1, 1, 1, 1])
+    assert told == [cold, cold, (16, [4, 1, 1, 1, 1])]
 
 
 def test_two_equal_prompts_in_one_step_do_not_share_what_is_not_yet_computed():
+    """PFX-07."""
     system = System()
     first, second = system.ask_together([range(20), range(20)])
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 0)
 
 
 def test_a_block_handed_out_again_is_not_found_under_its_old_content():
+    """PFX-05: every answer is that of no cache at all."""
     system = System(num_blocks=16)
     prompts = [[base * 50 + i for i in range(12)] for base in range(12)]
-    for turn in range(200):
-        system.ask(prompts[turn * 7 % 12], max_tokens=4)
+    random = Random(3)
+    for _ in range(500):
+        system.ask(random.choice(prompts), max_tokens=4)
     assert len(system.scheduler.pool._block_of) <= 16
 
 
 def test_shared_prefixes_survive_pressure_that_evicts_others():
+    """PFX-07."""
     system = System(num_blocks=20, max_model_len=60)
     shared = [9] * 12
     for turn in range(20):
@@ -104,6 +124,7 @@ def test_caching_can_be_turned_off():
 
 
 def test_digests_frame_ids_and_depend_on_all_that_comes_before():
+    """PFX-02: 32 bytes of SHA-256 over framed ids; no two chains meet."""
     root = root_digest(b"")
     different = {
         next_digest(root, [1, 23, 4]),

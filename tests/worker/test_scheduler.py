@@ -92,6 +92,7 @@ def test_a_chunk_that_is_not_the_last_draws_nothing():
 
 @pytest.mark.parametrize("prompt", [31, 32, 33, 63, 64, 65, 96, 97])
 def test_a_prompt_at_a_chunk_boundary_gets_exactly_one_first_token(prompt):
+    """SCH-05."""
     scheduler = make_scheduler(max_num_batched_tokens=32, max_model_len=200)
     memory = BlockMemory(scheduler.pool)
     sequence = make_sequence(1, prompt=prompt, max_tokens=2)
@@ -150,6 +151,7 @@ def test_blocks_are_taken_as_tokens_come():
 
 
 def test_out_of_blocks_the_latest_gives_way_and_its_output_does_not_change():
+    """SCH-02, SCH-04."""
     scheduler = make_scheduler(num_blocks=12, block_size=16, max_model_len=192)
     memory = BlockMemory(scheduler.pool)
     sequences = [make_sequence(i, prompt=80, max_tokens=80) for i in (1, 2)]
@@ -165,6 +167,7 @@ def test_out_of_blocks_the_latest_gives_way_and_its_output_does_not_change():
 
 
 def test_four_that_fit_only_alone_all_finish():
+    """SCH-02."""
     scheduler = make_scheduler(num_blocks=14, block_size=16, max_model_len=192)
     memory = BlockMemory(scheduler.pool)
     sequences = [make_sequence(i, prompt=80, max_tokens=80) for i in range(1, 5)]
@@ -177,11 +180,17 @@ def test_four_that_fit_only_alone_all_finish():
 
 
 def test_what_can_never_fit_is_refused_with_both_numbers():
+    """SCH-01: the small ones beside it end as ever, and then nothing is left to do."""
     scheduler = make_scheduler(num_blocks=8, block_size=16, max_model_len=1000)
+    small = [make_sequence(sequence_id) for sequence_id in (8, 9)]
+    for sequence in small:
+        scheduler.add(sequence)
     with pytest.raises(ValueError, match="170 tokens need 11 KV blocks of 16; there are 8"):
         scheduler.add(make_sequence(1, prompt=120, max_tokens=50))
     with pytest.raises(ValueError, match="990 prompt tokens and max_tokens 50 exceed"):
         scheduler.add(make_sequence(2, prompt=990, max_tokens=50))
+    run_to_end(scheduler, BlockMemory(scheduler.pool))
+    assert [len(sequence.output_token_ids) for sequence in small] == [4, 4]
     assert scheduler.schedule() is None
 
 
