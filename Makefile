@@ -12,8 +12,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Models are kept here, apart from the user's own cache.
 export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo serve test soak bench-quick bench-sampler bench-scheduler bench-startup lint format \
-	protos docs model install install-dev clean
+.PHONY: demo serve test soak bench-quick bench-sampler bench-scheduler bench-prefix-cache \
+	bench-startup lint format protos docs model install install-dev clean
 
 demo: install
 	$(BIN)/noria demo
@@ -43,6 +43,10 @@ bench-scheduler: install
 # What choosing tokens costs, by kind of request; ARGS="--threads 2" and the like.
 bench-sampler: install-dev
 	$(BIN)/python -m bench.sampler $(ARGS)
+
+# What a known prefix saves: time to the first token, not the pace after it.
+bench-prefix-cache: install model
+	$(BIN)/python -m bench.prefix_cache "$(NORIA_CACHE_DIR)"/models/SmolLM2*.gguf $(ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check .
