@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Models are kept here, apart from the user's own cache.
 export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo serve test soak bench-quick bench-sampler bench-scheduler bench-prefix-cache \
+.PHONY: demo serve test soak bench-engine bench-quick bench-sampler bench-scheduler bench-prefix-cache \
 	bench-startup lint format protos docs model install install-dev clean
 
 demo: install
@@ -35,6 +35,10 @@ bench-quick: install-dev model
 # Where the time goes from `noria up` to ready.
 bench-startup: install model
 	$(BIN)/python -m bench.startup $(ARGS)
+
+# make bench-engine ARGS="--backend avx2 --batch 1"
+bench-engine: install model
+	$(BIN)/python -m bench.engine $(ARGS)
 
 # make bench-scheduler ARGS="--running 64"
 bench-scheduler: install
