@@ -2,9 +2,9 @@
 
     python -m bench.sampler [--threads N] [--seconds S]
 
-Logits are random: peaked ones, whose likeliest few hundred of 49,152 ids hold 90 %, and flat
-ones, where it takes thousands. Times are milliseconds of CPU for the whole batch, so that a
-busy machine distorts them less.
+Logits are random: sharp ones, whose likeliest few dozen of 49,152 ids hold 90 %, peaked ones,
+where it takes hundreds, and flat ones, where it takes thousands. Times are milliseconds of
+CPU for the whole batch, so that a busy machine distorts them less.
 """
 
 import argparse
@@ -21,13 +21,14 @@ from worker.token_counts import TokenCounts
 VOCABULARIES = (49_152, 262_144)
 BATCHES = (1, 32, 64)
 HISTORY = (range(0, 2000, 2), range(0, 300, 3))
-PEAKED, FLAT = 4.0, 1.5
+SHARP, PEAKED, FLAT = 6.0, 4.0, 1.5
 
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
 KINDS: dict[str, tuple[float, list[dict[str, float]]]] = {
     "greedy": (PEAKED, [{"temperature": 0.0}]),
     "temperature": (PEAKED, [{"temperature": 0.8}]),
     "top-k 50": (PEAKED, [{"top_k": 50}]),
+    "top-p 0.9, sharp": (SHARP, [{"top_p": 0.9}]),
     "top-p 0.9": (PEAKED, [{"top_p": 0.9}]),
     "top-p 0.9, flat": (FLAT, [{"top_p": 0.9}]),
     "top-k 50, top-p 0.9": (PEAKED, [{"top_k": 50, "top_p": 0.9}]),

@@ -35,26 +35,36 @@ class _Rows:
 
     def __init__(self, logits: torch.Tensor, greatest: torch.Tensor, draws: Sequence[Draw]) -> None:
         self._logits = logits
+        self._vocab_size = logits.shape[1]
         self._greatest = greatest
         self._filters = filters_of(draws, logits.shape[1])
+        self._top_k = self._filters.top_k.tolist()
         self._uniforms = _uniforms(draws)
         self._totals = torch.zeros(len(draws))
         self._ids = torch.zeros(len(draws), dtype=torch.int64)
+        params = [draw.sampling for draw in draws]
+        self._ranked = {row for row, p in enumerate(params) if p.top_p < 1 or self._is_top_k(row)}
+        self._floored = {row for row, p in enumerate(params) if p.min_p} - self._ranked
 
     def drawn(self) -> torch.Tensor:
-        vocab_size, filters = self._logits.shape[1], self._filters
-        ranked = (filters.top_k < vocab_size) | (filters.top_p < 1.0)
-        self._weigh(_rows(ranked & (filters.top_k == vocab_size)))
-        left = ranked | (filters.min_p > 0)
-        widths = [width for width in _WIDTHS if can_narrow(vocab_size, width)]
-        for width in widths or [vocab_size]:
-            fits = (filters.top_k <= width) | (filters.top_k == vocab_size)
-            left[self._draw_narrowed(_rows(left & fits), width)] = False
-        for row in _rows(left & ranked):
+        self._weigh([row for row in sorted(self._ranked) if not self._is_top_k(row)])
+        pending = set(range(len(self._ids)))
+        # To weigh a few whole rows takes less than to narrow them.
+        pays = len(self._floored) * self._vocab_size > _CHUNK
+        narrowable = self._ranked | (self._floored if pays else set())
+        widths = [width for width in _WIDTHS if can_narrow(self._vocab_size, width)]
+        for width in widths or [self._vocab_size]:
+            rows = sorted(narrowable & pending)
+            fitting = [r for r in rows if self._top_k[r] <= width or not self._is_top_k(r)]
+            pending.difference_update(self._draw_narrowed(fitting, width))
+        for row in pending & self._ranked:
             self._draw_ranked(row)
-        for part in self._chunks(_rows(~ranked & (left | (filters.min_p <= 0)))):
+        for part in self._chunks(sorted(pending - self._ranked)):
             self._draw_unranked(part)
         return self._ids
+
+    def _is_top_k(self, row: int) -> bool:
+        return bool(self._top_k[row] < self._vocab_size)
 
     def _weigh(self, rows: list[int]) -> None:
         """Weights of whole rows: top_p is a share of them."""
@@ -71,10 +81,15 @@ class _Rows:
         weights = weights_of(near.largest, greatest, filters.temperature)
         at = cut(near.largest, weights, self._totals[rows], filters)
         beyond = weights_of(near.bound.unsqueeze(1), greatest, filters.temperature).squeeze(1)
-        unranked = at.counts == self._logits.shape[1]
+        unranked = at.counts == self._vocab_size
         decided = (at.least > near.bound) | (unranked & (beyond * _SLACK < filters.min_p))
-        self._draw_from(rows, near.values, near.ids, at)
-        return [row for row, done in zip(rows, decided.tolist(), strict=True) if done]
+        done = _rows(decided)
+        if not done:
+            return []
+        decided_rows = [rows[place] for place in done]
+        values, ids = rows_of(near.values, done), rows_of(near.ids, done)
+        self._draw_from(decided_rows, values, ids, at.of(done))
+        return decided_rows
 
     def _draw_ranked(self, row: int) -> None:
         """Draw for a row of which many ids stay: their logits are put in order."""

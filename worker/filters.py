@@ -56,6 +56,11 @@ class Cut:
     counts: torch.Tensor
     least: torch.Tensor
 
+    def of(self, rows: Sequence[int]) -> "Cut":
+        """That of some rows."""
+        at = torch.tensor(rows)
+        return Cut(self.counts[at], self.least[at])
+
 
 def cut(likeliest: torch.Tensor, weights: torch.Tensor, totals: torch.Tensor, to: Filters) -> Cut:
     """Where top_k and top_p cut.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-_BLOCK = 64
+_BLOCK = 32
 # Below so many blocks for each that is wanted there is little to gain.
 _LEAST_SHARE = 2
 

@@ -64,8 +64,11 @@ async def test_a_character_cut_off_by_max_tokens_is_the_only_replacement(
     script = script_file([script_for(text_service, llama)])
     async with running_stack(demo_model_path, script=script) as stack:
         for count in range(1, len(llama)):
-            result = await stack.client.chat(QUESTION, max_tokens=count)
+            result = await stack.client.chat(QUESTION, max_tokens=count, logprobs=0)
             assert result.text == "\ufffd"
+            told = b"".join(token.bytes for token in result.choices[0].tokens)
+            assert told == "🦙".encode()[: len(told)]
+            assert len(result.choices[0].tokens) == count
             assert result.stop_reason == "max_tokens"
             assert result.usage.output_tokens == count
 
