@@ -2,9 +2,9 @@
 
     python -m bench.scheduler [--steps 300] [--running 256] [--waiting 10000]
 
-Each step is timed whole: late sequences are dropped, the batch is composed, its results are
-booked, and the figures of the load are read. Every sequence has a deadline and 1,000 tokens
-before its first output, cut into blocks of 16.
+Of each step is timed what the scheduler does: late sequences are dropped, the batch is
+composed, its results are booked, and the figures of the load are read. Every sequence has a deadline and 1,000
+tokens before its first output, in blocks of 16.
 """
 
 import time
@@ -67,27 +67,30 @@ def timed_steps(case: Case, steps: int, clock: Callable[[], float]) -> list[floa
     for _ in range(case.running + case.waiting):
         scheduler.add(next(coming))
     for _ in range(2 + case.running * PROMPT_TOKENS // BUDGET):
-        one_step(scheduler)
+        one_step(scheduler, clock)
     taken = []
     for _ in range(steps):
         while scheduler.num_waiting < case.waiting:
             scheduler.add(next(coming))
-        started = clock()
-        one_step(scheduler)
-        taken.append(clock() - started)
+        taken.append(one_step(scheduler, clock))
     if abs(scheduler.num_running - case.running) > case.running // 2:
         raise RuntimeError(f"{case.name}: {scheduler.num_running} run")
     return taken
 
 
-def one_step(scheduler: Scheduler) -> None:
+def one_step(scheduler: Scheduler, clock: Callable[[], float]) -> float:
+    """Seconds that the scheduler took before the batch and after it."""
+    started = clock()
     scheduler.expire(0.0)
     output = scheduler.schedule()
+    before = clock() - started
     if output is None:
         raise RuntimeError("nothing to schedule")
-    tokens = {entry.sequence_id: TOKEN for entry in output.scheduled if entry.draw}
-    scheduler.update(output, StepResult(tokens))
+    result = StepResult({entry.sequence_id: TOKEN for entry in output.scheduled if entry.draw})
+    started = clock()
+    scheduler.update(output, result)
     _ = (scheduler.num_waiting, scheduler.num_waiting_tokens, scheduler.pool.num_cached)
+    return before + clock() - started
 
 
 def percentile(values: list[float], share: float) -> float:

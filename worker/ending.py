@@ -8,14 +8,13 @@ def reason_to_end(sequence: Sequence, max_model_len: int) -> FinishReason | None
     output = sequence.output_token_ids
     if not output:
         return None
+    last, sampling = output[-1], sequence.sampling
+    may_end = len(output) > sampling.min_tokens
     # A grammar allows EOS before `min_tokens` only where nothing else can follow.
-    if sequence.sampling.grammar is not None and output[-1] in sequence.sampling.eos_token_ids:
+    if last in sampling.eos_token_ids and (may_end or sampling.grammar is not None):
         return FinishReason.EOS
-    if len(output) > sequence.sampling.min_tokens:
-        if output[-1] in sequence.sampling.eos_token_ids:
-            return FinishReason.EOS
-        if output[-1] in sequence.sampling.stop_token_ids:
-            return FinishReason.STOP_ID
-    if sequence.num_tokens >= max_model_len or len(output) >= sequence.max_tokens:
+    if last in sampling.stop_token_ids and may_end:
+        return FinishReason.STOP_ID
+    if len(output) >= sequence.max_tokens or sequence.num_tokens >= max_model_len:
         return FinishReason.LENGTH
     return None

@@ -33,7 +33,7 @@ def scheduled(sequence: Sequence, count: int) -> ScheduledSequence:
     """Its next `count` positions, with a draw if they reach its last token."""
     first = sequence.num_computed_tokens
     draw = None
-    if first + count == sequence.num_tokens:
+    if count == sequence.num_uncomputed_tokens:
         draw = Draw(
             sequence.sampling,
             len(sequence.output_token_ids),

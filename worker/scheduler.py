@@ -266,7 +266,7 @@ class Scheduler:
     def _book(
         self, sequence: Sequence, entry: ScheduledSequence, result: StepResult
     ) -> SequenceUpdate:
-        sequence.num_computed_tokens += entry.num_tokens
+        sequence.num_computed_tokens += len(entry.token_ids)
         self._tables.publish(sequence, entry.first_position)
         kv_tokens, kv_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
         if self._waiting.num_aside and kv_tokens >= len(sequence.prompt_token_ids):
