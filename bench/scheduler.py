@@ -3,8 +3,8 @@
     python -m bench.scheduler [--steps 300] [--running 256] [--waiting 10000]
 
 Of each step is timed what the scheduler does: late sequences are dropped, the batch is
-composed, its results are booked, and the figures of the load are read. Every sequence has a deadline and 1,000
-tokens before its first output, in blocks of 16.
+composed, its results are booked, and the figures of the load are read. Every sequence
+has a deadline and 1,000 tokens before its first output, in blocks of 16.
 """
 
 import time
