@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from bench.load.outcome import CANCELLED, SERVED, Outcome
+from bench.load.outcome import BROKEN, CANCELLED, SERVED, Outcome
 from bench.load.workload import Request
 from noria.client.connection import channel_options, key_metadata
 from noria.client.decode import error_of_rpc
@@ -61,7 +61,9 @@ class GrpcTarget:
                     await asyncio.sleep(request.pause_s)
             elif kind == "message_delta":
                 self._take_end(event.message_delta, request, outcome)
-        outcome.ended = SERVED
+            elif kind == "message_stop":
+                outcome.ended = SERVED
+        outcome.ended = outcome.ended or BROKEN
 
     def _take_end(self, end: chat_pb2.MessageDelta, request: Request, outcome: Outcome) -> None:
         outcome.input_tokens = end.usage.input_tokens

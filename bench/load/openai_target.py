@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.load.outcome import CANCELLED, SERVED, Outcome
+from bench.load.outcome import BROKEN, CANCELLED, SERVED, Outcome
 from bench.load.workload import Request
 
 _DATA = b"data:"
@@ -57,14 +57,17 @@ class OpenAITarget:
             outcome.ended_at = self._clock()
 
     async def _read(self, lines: aiohttp.StreamReader, request: Request, outcome: Outcome) -> None:
-        stopped_at_limit = False
+        finish = None
         async for line in lines:
             if not line.startswith(_DATA) or (data := line[len(_DATA) :].strip()) == b"[DONE]":
                 continue
             event = json.loads(data)
+            if "error" in event:
+                outcome.ended = "ERROR_EVENT"
+                return
             _take_usage(event.get("usage") or {}, outcome)
             for choice in event.get("choices") or ():
-                stopped_at_limit |= choice.get("finish_reason") == "length"
+                finish = choice.get("finish_reason") or finish
                 if (choice.get("delta") or {}).get("content"):
                     outcome.message_times.append(self._clock())
                     if len(outcome.message_times) == request.cancel_after:
@@ -72,8 +75,8 @@ class OpenAITarget:
                         return
                     if request.pause_s:
                         await asyncio.sleep(request.pause_s)
-        outcome.ended = SERVED
-        outcome.check(request.output_tokens, stopped_at_limit=stopped_at_limit)
+        outcome.ended = SERVED if finish else BROKEN
+        outcome.check(request.output_tokens, stopped_at_limit=finish == "length")
 
     def _body(self, request: Request) -> dict[str, Any]:
         system = [{"role": "system", "content": request.system}] if request.system else []

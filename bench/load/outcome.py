@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 SERVED = "SERVED"
 CANCELLED = "CANCELLED"
+# A stream that ended without saying so.
+BROKEN = "BROKEN"
 
 
 @dataclass(slots=True)
@@ -29,6 +31,11 @@ class Outcome:
     @property
     def is_served(self) -> bool:
         return self.ended == SERVED
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it was served just as asked: only then do its times mean anything."""
+        return self.is_served and not self.fault
 
     @property
     def ttft_s(self) -> float | None:

@@ -38,7 +38,7 @@ class Objective:
     inter_token_ms: float | None = None
 
     def is_met(self, outcome: Outcome) -> bool:
-        return outcome.is_served and all(
+        return outcome.is_sound and all(
             limit is None or value is None or value * 1e3 <= limit
             for limit, value in (
                 (self.ttft_ms, outcome.ttft_s),
@@ -49,7 +49,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rates are per second of the whole run, latencies of requests that were served.
+    """Rates are per second of the whole run, latencies of requests that were served as asked.
 
     `message_gap_ms` is the time between neighbouring messages of a stream, `ended` how many
     ended how, `faults` what was wrong with served streams. `goodput` counts requests that met
@@ -83,6 +83,7 @@ def summarize(run: Run, objective: Objective) -> Summary:
     """The figures of a run that has ended."""
     ended = [outcome for outcome in run.outcomes if outcome.ended]
     served = [outcome for outcome in ended if outcome.is_served]
+    sound = [outcome for outcome in served if outcome.is_sound]
     wall_s = run.wall_s or float("nan")
     input_tokens = sum(outcome.input_tokens for outcome in served)
     output_tokens = sum(outcome.output_tokens for outcome in served)
@@ -100,10 +101,10 @@ def summarize(run: Run, objective: Objective) -> Summary:
         total_tokens_per_s=(input_tokens + output_tokens) / wall_s,
         goodput_per_s=sum(map(objective.is_met, served)) / wall_s,
         tokens_per_message=output_tokens / messages if messages else 0.0,
-        ttft_ms=Percentiles.of(_known(outcome.ttft_s for outcome in served)),
-        inter_token_ms=Percentiles.of(_known(outcome.inter_token_s for outcome in served)),
-        message_gap_ms=Percentiles.of(_gaps(served)),
-        end_to_end_ms=Percentiles.of(outcome.end_to_end_s for outcome in served),
+        ttft_ms=Percentiles.of(_known(outcome.ttft_s for outcome in sound)),
+        inter_token_ms=Percentiles.of(_known(outcome.inter_token_s for outcome in sound)),
+        message_gap_ms=Percentiles.of(_gaps(sound)),
+        end_to_end_ms=Percentiles.of(outcome.end_to_end_s for outcome in sound),
         generator_cpu=run.cpu_s / wall_s,
         generator_late_ms=run.late_s * 1e3,
     )

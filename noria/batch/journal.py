@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+# Of every line that `append` writes.
+_BEGINNING = b'{"line": '
+
 
 class JournalError(ValueError):
     """A file that is no output of this batch, or that another batch is writing."""
@@ -34,8 +37,8 @@ class Journal:
 def open_journal(path: Path) -> Iterator[Journal]:
     """The output file, with what earlier runs have done. Nobody else may write it meanwhile.
 
-    What a killed run left of a last line is cut off: it was never told to be done.
-    Raises JournalError, OSError.
+    What a killed run left of a last line is cut off: it was never told to be done. A file of
+    anything else is left as it is. Raises JournalError, OSError.
     """
     with path.open("a+b") as file:
         try:
@@ -55,6 +58,8 @@ def _read(path: Path, file: BinaryIO) -> tuple[dict[int, str], int]:
     whole = 0
     for raw in file:
         if not raw.endswith(b"\n"):
+            if not (raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)):
+                raise JournalError(f"{path}: not the output of a batch")
             break
         whole += len(raw)
         try:

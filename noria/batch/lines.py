@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noria.client.request import ChatOptions, Messages, RawPrompt, chat_spec, completion_spec
+from noria.client.request import (
+    ChatOptions,
+    Messages,
+    RawPrompt,
+    chat_spec,
+    checked_timeout,
+    completion_spec,
+)
 
 MAX_LINE_BYTES = 16 * 2**20
 # What a line may hold besides what the client takes as an option.
@@ -64,6 +71,8 @@ def _line(number: int, raw: bytes, priority: int) -> Line:
 
 def _request(number: int, line_id: str, request: dict[str, Any]) -> Line:
     options: Any = {name: value for name, value in request.items() if name not in _OWN}
+    if options.get("timeout") is not None:
+        checked_timeout(options["timeout"])
     messages, prompt = request.get("messages"), request.get("prompt")
     if messages is not None and prompt is not None:
         raise ValueError("prompt: not together with messages")

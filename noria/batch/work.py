@@ -70,7 +70,7 @@ class Batch:
                 for _ in range(concurrency):
                     group.create_task(self._one_after_another(left))
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            raise failures.exceptions[0]  # noqa: B904 - it has its own cause
 
     async def _one_after_another(self, lines: Iterator[Line]) -> None:
         for line in lines:
@@ -100,7 +100,8 @@ class Batch:
     async def _wait(self, error: NoriaError, pause_s: float) -> None:
         patience = self._patience
         if patience.clock() - self._last_success > patience.give_up_s:
-            raise BatchStoppedError(f"nothing was answered for {patience.give_up_s:g} s") from error
+            silent = f"nothing was answered for {patience.give_up_s:g} s"
+            raise BatchStoppedError(f"{silent}; the last failure: {error}") from error
         await patience.sleep(pause_s if error.retry_after_s is None else error.retry_after_s)
 
 

@@ -212,7 +212,9 @@ def _set_options(
 
 
 def checked_timeout(timeout: float) -> float:
-    """A deadline in seconds. Raises ValueError unless it is positive and finite."""
+    """A deadline in seconds. Raises TypeError, or ValueError unless positive and finite."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError("timeout: a number of seconds is needed")
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout: must be a positive number of seconds, got {timeout}")
     return timeout

@@ -33,7 +33,7 @@ MAX_LOGIT_BIAS = 1_024
 # Alternatives reported for each token.
 MAX_LOGPROBS = 20
 # Tokens told of with `prompt_logprobs`: for each of the prompt itself and its alternatives.
-MAX_PROMPT_LOGPROBS = 196_608
+MAX_PROMPT_LOGPROBS = 32_768
 # Size of a JSON schema for the output, in UTF-8.
 MAX_JSON_SCHEMA_BYTES = 64 * 1024
 # Objects and arrays inside each other in such a schema.

@@ -6,7 +6,7 @@ import pytest
 
 from bench.load.arrivals import ClosedLoop, OpenLoop, poisson
 from bench.load.distributions import parse_lengths
-from bench.load.outcome import CANCELLED, SERVED
+from bench.load.outcome import CANCELLED, SERVED, Outcome
 from bench.load.runner import Run, drive
 from bench.load.summary import Objective, summarize
 from bench.load.workload import Workload
@@ -106,6 +106,19 @@ def test_refusals_and_closed_streams_are_counted_by_reason_and_stay_out_of_laten
     assert summary.ended[SERVED] == 30 - cancelled
     assert summary.output_tokens == 128 * summary.ended[SERVED]
     assert summary.ttft_ms.max == pytest.approx(250)
+
+
+def test_a_stream_that_brought_something_else_counts_for_no_latency_and_no_goodput():
+    run = Run(ended_at=1.0)
+    for fault, first in (("", 0.1), ("3 tokens for 4 asked", 0.9)):
+        times = [first, first + 0.01]
+        run.outcomes.append(
+            Outcome(0, 0.0, message_times=times, output_tokens=2, ended=SERVED, fault=fault)
+        )
+    summary = summarize(run, ANYTHING)
+    assert summary.faults == {"3 tokens for 4 asked": 1}
+    assert summary.goodput_per_s == 1
+    assert summary.ttft_ms.max == pytest.approx(100)
 
 
 def test_poisson_arrivals_have_their_rate_and_are_the_same_for_everybody():

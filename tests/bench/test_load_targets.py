@@ -10,7 +10,7 @@ from aiohttp import web
 
 from bench.load.grpc_target import grpc_target
 from bench.load.openai_target import openai_target
-from bench.load.outcome import CANCELLED, SERVED, Outcome
+from bench.load.outcome import BROKEN, CANCELLED, SERVED, Outcome
 from bench.load.workload import Request
 from tests.router.fakes import EOS, KEY, routed
 
@@ -145,6 +145,15 @@ async def test_an_openai_server_is_read_alike():
 async def test_what_an_openai_server_did_not_deliver_is_a_fault(lines, fault):
     async with an_openai_server(lines) as target:
         assert (await asked(target)).fault == fault
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended"),
+    [([delta("a"), {"error": {"message": "x"}}], "ERROR_EVENT"), ([delta("a"), USAGE], BROKEN)],
+)
+async def test_an_openai_stream_that_breaks_is_not_served(lines, ended):
+    async with an_openai_server(lines) as target:
+        assert (await asked(target)).ended == ended
 
 
 async def test_an_openai_servers_refusal_is_told_by_its_status():

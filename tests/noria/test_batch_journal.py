@@ -31,7 +31,10 @@ def test_what_a_killed_run_left_of_a_line_is_cut_off(tmp_path, cut):
         assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("content", ["hello\n", '{"line": 1}\n', '{"line": 1, "id": "a"}\n' * 2])
+@pytest.mark.parametrize(
+    "content",
+    ["hello\n", "hello", '{"prompt": "x"}', '{"line": 1}\n', '{"line": 1, "id": "a"}\n' * 2],
+)
 def test_a_file_that_is_no_output_of_a_batch_is_left_alone(tmp_path, content):
     path = tmp_path / "out"
     path.write_text(content)

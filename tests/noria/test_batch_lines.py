@@ -46,6 +46,8 @@ def test_chats_and_raw_prompts_are_read_with_their_options(tmp_path):
         ({"prompt": [-1]}, "line 1: prompt"),
         ({"prompt": "x", "system": "y"}, "line 1: system"),
         ({"prompt": "x", "max_tokens": "many"}, "line 1: max_tokens"),
+        ({"prompt": "x", "timeout": "5"}, "line 1: timeout: a number"),
+        ({"prompt": "x", "timeout": -1}, "line 1: timeout"),
         ({"prompt": "x", "wish": 1}, "line 1: unknown option 'wish'"),
         ({"prompt": "x", "id": True}, "line 1: id"),
         (b'"' + b"x" * MAX_LINE_BYTES + b'"', f"line 1: more than {MAX_LINE_BYTES} bytes"),
