@@ -16,12 +16,18 @@ from tests.support.command import ends, running
 STUB = Path(__file__).with_name("stub_service.py")
 
 
-def noria(tmp_path, *arguments, before=None, **behaviours):
+def noria(tmp_path, *arguments, before=lambda: None, **behaviours):
     """The command with stub services that behave as told."""
     model = tmp_path / "model.gguf"
     model.touch()
     stubs = (sys.executable, str(STUB), "cli", json.dumps(behaviours))
-    return running(*stubs, *arguments, "--model", str(model), preexec_fn=before)
+
+    def prepare():
+        # Whoever runs these tests may have been started by nohup.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        before()
+
+    return running(*stubs, *arguments, "--model", str(model), preexec_fn=prepare)
 
 
 def test_up_says_where_it_listens_and_the_key_file_lets_a_client_in(tmp_path):
