@@ -16,7 +16,13 @@ from worker.grammar.source import GrammarError
 from worker.scheduled import SequenceUpdate
 from worker.scheduler import Scheduler
 from worker.scores import StepResult, unanswered
-from worker.sequence import FinishReason, ScheduledSequence, SchedulerOutput, Sequence
+from worker.sequence import (
+    FinishReason,
+    ScheduledSequence,
+    SchedulerOutput,
+    Sequence,
+    SequenceStatus,
+)
 
 
 class Runner(Protocol):
@@ -88,8 +94,9 @@ class Engine:
         if not choices:
             return None
         first, *others = choices
-        room = self._num_waiting < self._look_ahead
-        if not (room or self.scheduler.fits_now(first, [*others, *self._grammars])):
+        # Those that wait for grammars hold no place, and are bounded by their compiler.
+        room = self.scheduler.num_waiting < self._look_ahead
+        if not (room or self.scheduler.fits_now(first, others)):
             return Refusal(first.sequence_id, True, "no free place and no free KV blocks")
         grammar = first.sampling.grammar
         try:
@@ -106,20 +113,25 @@ class Engine:
             return Refusal(first.sequence_id, False, str(error))
         return None
 
-    @property
-    def _num_waiting(self) -> int:
-        return self.scheduler.num_waiting + len(self._grammars)
-
     def _take_prepared(self) -> None:
         """Whoever has its grammar waits for a place from now on."""
         for prepared in self._grammars.take_prepared():
             first, *others = prepared.choices
+            if prepared.failure:
+                self._give_up(prepared.choices, prepared.failure)
+                continue
             if not prepared.problem:
                 self.scheduler.add(first, others)
                 continue
             for choice in prepared.choices:
                 del self._accounts[choice.sequence_id]
             self._pending.refused.append(_refused(first, prepared.field, prepared.problem))
+
+    def _give_up(self, choices: Iterable[Sequence], failure: str) -> None:
+        """End sequences that never came to run by a fault of the worker's."""
+        for choice in choices:
+            choice.status, choice.finish_reason = SequenceStatus.FINISHED, FinishReason.ABORTED
+            self._end(choice, failure)
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence at once. One that is not live (any more) is ignored."""
@@ -230,7 +242,7 @@ class Engine:
         return EngineLoad(
             last_sequence_id=self._last_sequence_id,
             running=scheduler.num_running,
-            waiting=self._num_waiting,
+            waiting=self.scheduler.num_waiting + len(self._grammars),
             waiting_tokens=scheduler.num_waiting_tokens + sum(s.num_tokens for s in self._grammars),
             free_blocks=scheduler.pool.num_free,
             cached_blocks=scheduler.pool.num_cached,

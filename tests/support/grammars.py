@@ -29,6 +29,12 @@ def compile_source(source: GrammarSource, table: TokenTable = TABLE):
     return compiled(table.tokenizer(), source)
 
 
+def matchers(source: GrammarSource, count: int):
+    """As many fresh matchers."""
+    grammar = compile_source(source)
+    return [grammar.matcher() for _ in range(count)]
+
+
 def allowed(matcher, size: int = TABLE.size) -> set[int]:
     """The ids that may follow."""
     bits = np.zeros(num_words(size), np.int32)
@@ -54,8 +60,8 @@ def takes(grammar, text: str) -> bool:
 class HeldTicket:
     """A claim whose grammar is there when the test says so."""
 
-    def __init__(self, source):
-        self.source = source
+    def __init__(self, source, count=1):
+        self.source, self.count = source, count
         self.outcome = None
         self.cancelled = False
 
@@ -78,11 +84,11 @@ class HeldCompiler:
     def __init__(self):
         self.tickets = []
 
-    def request(self, source):
-        self.tickets.append(HeldTicket(source))
+    def request(self, source, count=1, salt=b""):
+        self.tickets.append(HeldTicket(source, count))
         return self.tickets[-1]
 
     def finish(self, index=-1, outcome=None):
         """Let one be done, with what it asked for or with an error."""
         ticket = self.tickets[index]
-        ticket.outcome = outcome or compile_source(ticket.source)
+        ticket.outcome = outcome or matchers(ticket.source, ticket.count)

@@ -1,4 +1,4 @@
-"""Grammars are compiled off the engine's thread, bounded in every way, and kept by their hash."""
+"""Grammars are compiled off the engine's thread, bounded in every way; each output has its own."""
 
 import contextlib
 import json
@@ -11,8 +11,8 @@ from tests.support.grammars import TABLE, allowed, choice, json_schema, regex
 from worker.grammar import compiler as compiler_module
 from worker.grammar import problems
 from worker.grammar import trial as trial_module
-from worker.grammar.compiler import GrammarCompiler, TooManyGrammarsError
-from worker.grammar.source import GrammarError, GrammarKind, GrammarSource
+from worker.grammar.compiler import GrammarCompiler, TooManyGrammarsError, Verdicts
+from worker.grammar.source import CompilerFailedError, GrammarError, GrammarKind, GrammarSource
 from worker.grammar.tokens import TokenTable
 from worker.grammar.trial import Trial
 
@@ -28,6 +28,9 @@ class NoTrial(contextlib.nullcontext):
     def check(self, source):
         pass
 
+    def stop(self):
+        pass
+
 
 @pytest.fixture
 def done():
@@ -35,10 +38,12 @@ def done():
 
 
 def finished(compiler, done, source):
+    """The one matcher that was asked for."""
     ticket = compiler.request(source)
     while not ticket.is_done:
         assert done.acquire(timeout=60)
-    return ticket.result()
+    (matcher,) = ticket.result()
+    return matcher
 
 
 def problem(compiler, done, source):
@@ -99,7 +104,7 @@ LARGE = [
 def test_what_is_large_but_bounded_compiles(done):
     with GrammarCompiler(TABLE, done.release) as compiler:
         for source in LARGE:
-            assert allowed(finished(compiler, done, source).matcher())
+            assert allowed(finished(compiler, done, source))
 
 
 def test_names_of_the_callers_own_are_never_told():
@@ -121,10 +126,10 @@ def test_a_child_ends_by_the_time_it_has_computed_however_busy_the_machine_is():
         trial.check(regex("a"))
 
 
-def test_a_child_that_says_nothing_is_ended(monkeypatch):
+def test_a_child_that_says_nothing_is_ended_and_that_is_no_verdict(monkeypatch):
     monkeypatch.setattr(trial_module, "_PATIENCE", 0.0)
     with Trial(TABLE) as trial:
-        with pytest.raises(GrammarError, match="too complex"):
+        with pytest.raises(CompilerFailedError):
             trial.check(json_schema(ENDLESS))
         assert trial._child is None
 
@@ -134,30 +139,91 @@ def test_what_would_be_compiled_for_ever_ends_its_trial_and_nothing_else(done):
     with GrammarCompiler(TABLE, done.release, trial=lambda t: Trial(t, 0.3)) as compiler:
         assert problem(compiler, done, endless) == "too complex to compile in 0.3 s"
         assert problem(compiler, done, endless) == "too complex to compile in 0.3 s"
-        assert allowed(finished(compiler, done, regex("a")).matcher()) == {ord("a")}
+        assert allowed(finished(compiler, done, regex("a"))) == {ord("a")}
 
 
-def test_a_grammar_is_compiled_once_for_all_that_ask_for_it(done):
-    with GrammarCompiler(TABLE, done.release, trial=NoTrial) as compiler:
+class Counting(NoTrial):
+    """Says at each trial what is next in `outcomes`."""
+
+    outcomes, seen = [], 0
+
+    def check(self, source):
+        type(self).seen += 1
+        if self.outcomes:
+            raise self.outcomes.pop(0)
+
+
+def counting(*outcomes):
+    return type("Counted", (Counting,), {"outcomes": list(outcomes), "seen": 0})
+
+
+def test_a_grammar_is_tried_once_and_each_output_gets_a_matcher_of_its_own(done):
+    trial = counting()
+    with GrammarCompiler(TABLE, done.release, trial=trial, num_threads=1) as compiler:
         first, second = (finished(compiler, done, regex("ab")) for _ in range(2))
-        assert first is second
-        assert finished(compiler, done, choice("ab")) is not first
+        assert first is not second
+        ticket = compiler.request(regex("ab"), count=3)
+        while not ticket.is_done:
+            assert done.acquire(timeout=60)
+        assert len({*ticket.result(), first, second}) == 5
+        assert trial.seen == 1
 
 
-def test_the_last_ones_are_kept(done):
-    with GrammarCompiler(TABLE, done.release, trial=NoTrial, max_kept=2) as compiler:
-        a, b = (finished(compiler, done, regex(text)) for text in "ab")
-        assert finished(compiler, done, regex("a")) is a
-        finished(compiler, done, regex("c"))
-        assert finished(compiler, done, regex("a")) is a
-        assert finished(compiler, done, regex("b")) is not b
+def test_a_verdict_is_kept_and_an_accident_is_not(done):
+    trial = counting(CompilerFailedError("killed"), OSError(24, "files"), GrammarError("bad"))
+    with GrammarCompiler(TABLE, done.release, trial=trial, num_threads=1) as compiler:
+        for _ in range(2):
+            with pytest.raises(CompilerFailedError):
+                finished(compiler, done, regex("a"))
+        for _ in range(2):
+            assert problem(compiler, done, regex("a")) == "bad"
+        assert trial.seen == 3
 
 
-def test_one_that_its_outputs_brought_to_a_limit_is_compiled_anew(done):
-    with GrammarCompiler(TABLE, done.release, trial=NoTrial) as compiler:
-        first = finished(compiler, done, regex("a"))
-        first.is_spent = True
-        assert finished(compiler, done, regex("a")) is not first
+def test_only_the_last_verdicts_are_kept():
+    verdicts = Verdicts(most=2)
+    for name in (b"a", b"b"):
+        verdicts.put(name, "")
+    assert verdicts.get(b"a") == ""
+    verdicts.put(b"c", "bad")
+    assert (verdicts.get(b"a"), verdicts.get(b"b"), verdicts.get(b"c")) == ("", None, "bad")
+
+
+HUNGRY = regex("^.*a[a-z0-9 ]{8,40}b.*$")
+
+
+def test_what_other_outputs_of_a_grammar_have_written_changes_nothing(done):
+    """Alone and after many others: the same ids may follow at every place."""
+
+    def places(matcher, text):
+        for token_id in text.encode():
+            yield allowed(matcher)
+            matcher.accept(token_id)
+
+    text = "za" + "qwertyuiop asdfgh" + "bzz"
+    with GrammarCompiler(TABLE, done.release, trial=NoTrial, num_threads=1) as compiler:
+        alone = list(places(finished(compiler, done, HUNGRY), text))
+        assert all(alone)
+        for number in range(12):
+            other = finished(compiler, done, HUNGRY)
+            for _ in places(other, f"a{number}" * 30):
+                pass
+        assert list(places(finished(compiler, done, HUNGRY), text)) == alone
+
+
+def test_one_tenants_grammars_leave_room_for_the_others(done):
+    gate, begun = threading.Event(), threading.Event()
+    options = {"num_threads": 1, "max_pending": 5, "max_pending_of_one": 2}
+    with GrammarCompiler(TABLE, done.release, trial=gated(gate, begun, []), **options) as compiler:
+        one = [compiler.request(regex(text), salt=b"one") for text in "ab"]
+        with pytest.raises(TooManyGrammarsError):
+            compiler.request(regex("c"), salt=b"one")
+        other = compiler.request(regex("c"), salt=b"other")
+        one[1].cancel()
+        compiler.request(regex("d"), salt=b"one")
+        gate.set()
+        while not other.is_done:
+            assert done.acquire(timeout=60)
 
 
 def gated(gate, begun, seen):
@@ -177,12 +243,11 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(done):
     ) as compiler:
         running = compiler.request(regex("a"))
         assert begun.wait(60)
-        left, kept, shared = (compiler.request(regex(text)) for text in "bcc")
+        left, kept = (compiler.request(regex(text)) for text in "bc")
         with pytest.raises(TooManyGrammarsError):
             compiler.request(regex("d"))
         left.cancel()
         left.cancel()
-        shared.cancel()
         last = compiler.request(regex("d"))
         gate.set()
         while not (running.is_done and kept.is_done and last.is_done):
@@ -190,18 +255,30 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(done):
     assert [source.texts[0] for source in seen] == ["a", "c", "d"]
 
 
-def test_leaving_ends_the_children_and_what_waits(done):
-    trials = []
+@pytest.mark.parametrize("busy", [False, True])
+def test_leaving_ends_children_and_threads_at_once(done, busy):
+    """Also one that is in the middle of a grammar."""
+    trials, claims = [], []
 
     def recorded(table):
-        trials.append(Trial(table))
+        trials.append(Trial(table, 30.0))
         return trials[-1]
 
-    with GrammarCompiler(TABLE, done.release, trial=recorded) as compiler:
+    with GrammarCompiler(TABLE, done.release, trial=recorded, num_threads=1) as compiler:
         finished(compiler, done, regex("a"))
         child = trials[0]._child
         assert child.poll() is None
+        if busy:
+            claims.append(compiler.request(json_schema(ENDLESS)))
+            while not claims[0].future.running():
+                pass
+        (thread,) = compiler._pool._threads
     assert child.poll() is not None
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    for claim in claims:
+        with pytest.raises(CompilerFailedError):
+            claim.result()
 
 
 def test_without_the_library_structured_output_is_refused_by_name(done, monkeypatch):

@@ -9,7 +9,7 @@ from tests.support.grammars import HeldCompiler, regex
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
 from worker.grammar.compiler import TooManyGrammarsError
-from worker.grammar.source import GrammarError
+from worker.grammar.source import CompilerFailedError, GrammarError
 from worker.scores import StepResult
 from worker.sequence import FinishReason, SampledToken, SamplingParams, Sequence, SequenceStatus
 
@@ -129,7 +129,7 @@ def test_a_worker_that_compiles_none_refuses_by_name():
 
 
 def test_too_many_at_once_are_no_fault_of_the_request(compiler):
-    def refuse(source):
+    def refuse(source, count, salt):
         raise TooManyGrammarsError("64 grammars are being compiled")
 
     compiler.request = refuse
@@ -138,12 +138,27 @@ def test_too_many_at_once_are_no_fault_of_the_request(compiler):
     assert engine.step().refused[0].full
 
 
-def test_those_that_wait_for_grammars_count_when_another_asks_for_room(compiler):
+def test_those_that_wait_for_grammars_keep_no_place_from_anybody(compiler):
     engine = engine_with(compiler, look_ahead=1, max_num_seqs=2)
-    for number in (1, 2, 3):
+    for number in range(1, 9):
         engine.submit(constrained(number), 0.0)
-    engine.submit(make_sequence(4), 0.0)
-    assert [refusal.sequence_id for refusal in engine.step().refused] == [3, 4]
+    plain = make_sequence(9)
+    engine.submit(plain, 0.0)
+    assert not engine.step().refused
+    assert run(engine).keys() == {9}
+    assert engine.load().waiting == 8
+
+
+def test_a_compiler_that_fails_fails_its_request_and_nothing_else(compiler):
+    engine = engine_with(compiler)
+    first, second = constrained(1), constrained(2)
+    for sequence in (first, second):
+        engine.submit(sequence, 0.0)
+    compiler.finish(0, CompilerFailedError("killed"))
+    compiler.finish(1)
+    ended = run(engine)
+    assert ended[1].failure == "the grammar's compiler failed"
+    assert (ended[2].failure, second.finish_reason) == ("", FinishReason.LENGTH)
 
 
 def test_what_can_never_fit_is_refused_before_anything_is_compiled(compiler):

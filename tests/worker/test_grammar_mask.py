@@ -81,3 +81,11 @@ def test_filters_see_what_the_grammar_left():
     logits[0, C], logits[0, B] = 9.0, 1.0
     one = SamplingParams(top_k=1, seed=5)
     assert chosen(logits, draw("[ab]", sampling=one)) == [B]
+
+
+def test_logits_that_are_no_numbers_fail_a_row_wherever_they_stand():
+    """Also at ids that its grammar would not have allowed."""
+    logits = torch.zeros(3, TABLE.size)
+    logits[0, C], logits[1, C], logits[2, C] = torch.nan, torch.inf, -torch.inf
+    ids = chosen(logits, draw("a"), draw("a"), draw("a"))
+    assert ids == [None, None, A]

@@ -138,7 +138,6 @@ def test_output_that_does_not_follow_the_grammar_is_a_problem_of_that_matcher_al
     assert matcher.problem == "the output does not follow it"
     assert allowed(matcher) == set()
     assert allowed(grammar.matcher(ids_of("a"))) == {ord("b")}
-    assert not grammar.is_spent
 
 
 def test_a_grammar_that_the_vocabulary_cannot_write_is_refused():

@@ -1,20 +1,21 @@
-"""Compiles grammars off the engine's thread, and keeps the last ones by their hash.
+"""Compiles grammars off the engine's thread, anew for each output.
 
-No thread and no process starts before the first request for one.
+Outputs share nothing: what one of them has made a grammar's states grow to must not end
+another. What is kept is whether a grammar has passed its trial. No thread and no process
+starts before the first request for one.
 """
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from worker.grammar.matcher import CompiledGrammar, compiled
-from worker.grammar.source import GrammarError, GrammarSource
+from worker.grammar.matcher import Matcher, compiled
+from worker.grammar.source import CompilerFailedError, GrammarError, GrammarSource
 from worker.grammar.tokens import TokenTable
 from worker.grammar.trial import Trial
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 LIBRARY = "llguidance"
 NUM_THREADS = 2
-MAX_KEPT = 32
-MAX_KEPT_BYTES = 1024 * 1024
+MAX_VERDICTS = 1024
 MAX_PENDING = 64
+# Of one salt, so that nobody's grammars keep all others waiting.
+MAX_PENDING_OF_ONE = 16
 
 
 class TooManyGrammarsError(Exception):
@@ -33,57 +35,41 @@ class TooManyGrammarsError(Exception):
 
 
 class Ticket(Protocol):
-    """A claim to a grammar that is being compiled."""
+    """A claim to matchers that are being made."""
 
     @property
     def is_done(self) -> bool: ...
-    def result(self) -> CompiledGrammar:
-        """The grammar, once it is done. Raises GrammarError."""
+    def result(self) -> list[Matcher]:
+        """The matchers, once they are done. Raises GrammarError, CompilerFailedError."""
         ...
 
     def cancel(self) -> None:
-        """Nobody waits for it here any more. Idempotent."""
+        """Nobody waits for it any more. Idempotent."""
         ...
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One grammar: kept, or on its way to `claims` requests."""
-
-    source: GrammarSource
-    future: Future[CompiledGrammar]
-    claims: int = 0
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether it is of no more use for new outputs."""
-        future = self.future
-        if not future.done() or future.cancelled() or future.exception() is not None:
-            return future.cancelled()
-        return future.result().is_spent
 
 
 @dataclass(slots=True)
 class _Claim:
-    entry: _Entry
-    release: Callable[[_Entry], None]
+    future: Future[list[Matcher]]
+    release: Callable[[], None]
     held: bool = field(default=True)
 
     @property
     def is_done(self) -> bool:
-        return self.entry.future.done()
+        return self.future.done()
 
-    def result(self) -> CompiledGrammar:
+    def result(self) -> list[Matcher]:
         self.cancel()
         try:
-            return self.entry.future.result(timeout=0)
+            return self.future.result(timeout=0)
         except CancelledError:
-            raise GrammarError("the worker is stopping") from None
+            raise CompilerFailedError("the worker is stopping") from None
 
     def cancel(self) -> None:
+        self.future.cancel()
         if self.held:
             self.held = False
-            self.release(self.entry)
+            self.release()
 
 
 class GrammarCompiler:
@@ -92,7 +78,7 @@ class GrammarCompiler:
     The vocabulary is indexed at once, before anything else runs: that holds the interpreter's
     lock for 0.2 s with 50,000 ids, 2.5 s with 260,000.
 
-    `on_done` is called, on another thread, whenever a grammar is done or has failed. `trial`
+    `on_done` is called, on another thread, whenever matchers are done or have failed. `trial`
     makes the judge that each grammar passes first, one for each compiling thread.
     """
 
@@ -103,18 +89,19 @@ class GrammarCompiler:
         *,
         trial: Callable[[TokenTable], Trial] = Trial,
         num_threads: int = NUM_THREADS,
-        max_kept: int = MAX_KEPT,
         max_pending: int = MAX_PENDING,
+        max_pending_of_one: int = MAX_PENDING_OF_ONE,
     ) -> None:
         self._table = table
         self._on_done = on_done
         self._trial = trial
-        self._max_kept = max_kept
         self._max_pending = max_pending
+        self._max_pending_of_one = max_pending_of_one
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._pending: Counter[bytes] = Counter()
+        self._verdicts = Verdicts()
         self._own = threading.local()
-        self._trials = ExitStack()
+        self._trials: list[Trial] = []
         self._tokenizer, self._problem = _indexed(table)
 
     def __enter__(self) -> Self:
@@ -127,56 +114,86 @@ class GrammarCompiler:
         traceback: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._trials.close()
+        for trial in tuple(self._trials):
+            trial.stop()
 
-    def request(self, source: GrammarSource) -> Ticket:
-        """A claim to the compiled grammar, which may be done already.
+    def request(self, source: GrammarSource, count: int = 1, salt: bytes = b"") -> Ticket:
+        """A claim to `count` matchers of a grammar, for a tenant's `salt`.
 
         Raises GrammarError if this worker compiles none, TooManyGrammarsError.
         """
         if self._tokenizer is None:
             raise GrammarError(self._problem)
-        entry = self._entries.get(source.digest)
-        if entry is None or entry.is_spent:
-            entry = self._entries[source.digest] = self._begin(source, self._tokenizer)
-        self._entries.move_to_end(source.digest)
-        entry.claims += 1
-        self._drop_oldest()
-        return _Claim(entry, self._release)
-
-    def _begin(self, source: GrammarSource, tokenizer: "LLTokenizer") -> _Entry:
-        pending = sum(not entry.future.done() for entry in self._entries.values())
-        if pending >= self._max_pending:
+        pending = self._pending.total()
+        if pending >= self._max_pending or self._pending[salt] >= self._max_pending_of_one:
             raise TooManyGrammarsError(f"{pending} grammars are being compiled")
-        future = self._pool.submit(self._compile, source, tokenizer)
+        self._pending[salt] += 1
+        future = self._pool.submit(self._compile, source, count, self._tokenizer)
         future.add_done_callback(lambda _: self._on_done())
-        return _Entry(source, future)
+        return _Claim(future, lambda: self._release(salt))
 
-    def _release(self, entry: _Entry) -> None:
-        """Give a claim back; what nobody waits for is not begun."""
-        entry.claims -= 1
-        if not entry.claims and entry.future.cancel():
-            del self._entries[entry.source.digest]
+    def _release(self, salt: bytes) -> None:
+        self._pending[salt] -= 1
+        if not self._pending[salt]:
+            del self._pending[salt]
 
-    def _drop_oldest(self) -> None:
-        """Those still being compiled stay: they are bounded themselves."""
-        kept = [entry for entry in self._entries.values() if entry.future.done()]
-        num_bytes = sum(entry.source.num_bytes for entry in kept)
-        while len(kept) > self._max_kept or num_bytes > MAX_KEPT_BYTES:
-            oldest = kept.pop(0)
-            num_bytes -= oldest.source.num_bytes
-            del self._entries[oldest.source.digest]
+    def _compile(
+        self, source: GrammarSource, count: int, tokenizer: "LLTokenizer"
+    ) -> list[Matcher]:
+        """Raises GrammarError, CompilerFailedError."""
+        try:
+            self._judge(source)
+            grammar = compiled(tokenizer, source)
+            return [grammar.matcher() for _ in range(count)]
+        except (GrammarError, CompilerFailedError):
+            raise
+        except BaseException as error:
+            # A panic of the library is no Exception. Neither may reach the engine.
+            raise CompilerFailedError(type(error).__name__) from None
 
-    def _compile(self, source: GrammarSource, tokenizer: "LLTokenizer") -> CompiledGrammar:
-        self._thread_trial().check(source)
-        return compiled(tokenizer, source)
+    def _judge(self, source: GrammarSource) -> None:
+        """Try it in the child, unless its verdict is known. An accident is no verdict."""
+        problem = self._verdicts.get(source.digest)
+        if problem is None:
+            problem = self._tried(source)
+            self._verdicts.put(source.digest, problem)
+        if problem:
+            raise GrammarError(problem)
+
+    def _tried(self, source: GrammarSource) -> str:
+        try:
+            self._thread_trial().check(source)
+        except GrammarError as error:
+            return str(error)
+        return ""
 
     def _thread_trial(self) -> Trial:
         trial: Trial | None = getattr(self._own, "trial", None)
         if trial is None:
             trial = self._own.trial = self._trial(self._table)
-            self._trials.enter_context(trial)
+            self._trials.append(trial)
         return trial
+
+
+class Verdicts:
+    """What the last grammars' trials said, by their hash: "" if all is well. For any thread."""
+
+    def __init__(self, most: int = MAX_VERDICTS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._problems: OrderedDict[bytes, str] = OrderedDict()
+
+    def get(self, digest: bytes) -> str | None:
+        with self._lock:
+            if digest in self._problems:
+                self._problems.move_to_end(digest)
+            return self._problems.get(digest)
+
+    def put(self, digest: bytes, problem: str) -> None:
+        with self._lock:
+            self._problems[digest] = problem
+            if len(self._problems) > self._most:
+                self._problems.popitem(last=False)
 
 
 def _indexed(table: TokenTable) -> "tuple[LLTokenizer | None, str]":

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Protocol
 
 from worker.grammar.compiler import Ticket
-from worker.grammar.source import GrammarError, GrammarSource
+from worker.grammar.source import CompilerFailedError, GrammarError, GrammarSource
 from worker.sequence import FinishReason, SequenceStatus
 from worker.sequence import Sequence as LiveSequence
 
@@ -14,11 +14,12 @@ from worker.sequence import Sequence as LiveSequence
 class Compiler(Protocol):
     """Where grammars come from."""
 
-    def request(self, source: GrammarSource) -> Ticket: ...
+    def request(self, source: GrammarSource, count: int, salt: bytes) -> Ticket: ...
 
 
 class _NoCompiler:
-    def request(self, source: GrammarSource) -> Ticket:
+    def request(self, source: GrammarSource, count: int, salt: bytes) -> Ticket:
+        del source, count, salt
         raise GrammarError("not supported by this worker")
 
 
@@ -36,11 +37,14 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Choices whose wait is over: each has its matcher, or `field` cannot be used for `problem`."""
+    """Choices whose wait is over: each has its matcher, or `field` cannot be used for `problem`,
+    or the worker itself had a `failure`.
+    """
 
     choices: Sequence[LiveSequence]
     field: str = ""
     problem: str = ""
+    failure: str = ""
 
 
 class GrammarLine:
@@ -63,7 +67,7 @@ class GrammarLine:
 
     def add(self, source: GrammarSource, choices: Sequence[LiveSequence]) -> None:
         """Let a request's choices wait. Raises GrammarError, TooManyGrammarsError."""
-        ticket = self._compiler.request(source)
+        ticket = self._compiler.request(source, len(choices), choices[0].cache_salt)
         for choice in choices:
             choice.status = SequenceStatus.WAITING_FOR_GRAMMAR
         self._groups.append(_Group(source, list(choices), ticket))
@@ -99,12 +103,16 @@ class GrammarLine:
 
 def _prepared(group: _Group) -> Prepared:
     try:
-        grammar = group.ticket.result()
+        matchers = group.ticket.result()
     except GrammarError as error:
         return Prepared(group.choices, group.source.field, str(error))
-    for choice in group.choices:
-        choice.matcher = grammar.matcher(choice.output_token_ids)
+    except CompilerFailedError:
+        return Prepared(group.choices, failure="the grammar's compiler failed")
+    # Choices may have ended while they waited; those that are left have one each.
+    for choice, matcher in zip(group.choices, matchers, strict=False):
+        matcher.accept_all(choice.output_token_ids)
+        choice.matcher = matcher
         choice.status = SequenceStatus.WAITING
-        if choice.matcher.problem:
-            return Prepared(group.choices, "outputs", choice.matcher.problem)
+        if matcher.problem:
+            return Prepared(group.choices, "outputs", matcher.problem)
     return Prepared(group.choices)

@@ -47,6 +47,8 @@ def _masked(logits: torch.Tensor, bits: Bits) -> torch.Tensor:
     unpacked = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
     allowed = torch.from_numpy(unpacked).view(torch.bool).to(logits.device)
     masked = torch.where(allowed, logits, -torch.inf)
+    # Logits that are no numbers tell of damage wherever they stand.
+    masked[~(logits < torch.inf).all(dim=1)] = torch.nan
     hopeless = masked.amax(dim=1) == -torch.inf
     if bool(hopeless.any()):
         rows = hopeless.nonzero().flatten()

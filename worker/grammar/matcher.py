@@ -37,29 +37,30 @@ def num_words(vocab_size: int) -> int:
 
 
 class CompiledGrammar:
-    """A grammar at its start, for as many outputs as ask for it. Use it from one thread.
+    """A grammar that compiles, from which each output gets a matcher of its own.
 
-    `is_spent`: its outputs have together brought it to a limit; a fresh one begins below it.
+    Copies of one matcher would share the states that it has found so far, and their limit: an
+    output would end by what others had written.
     """
 
     def __init__(self, tokenizer: "LLTokenizer", notation: str) -> None:
         """Raises GrammarError for what does not compile, or allows no first token."""
-        from llguidance import LLMatcher
-
-        self._start = LLMatcher(tokenizer, notation, log_level=0, limits=parser_limits())
-        self.is_spent = False
-        if self._start.is_error():
-            raise GrammarError(problems.told(self._start.get_error()))
+        self._tokenizer = tokenizer
+        self._notation = notation
         first = self.matcher()
         first.fill(np.zeros(num_words(tokenizer.vocab_size), np.int32))
         if first.problem:
             raise GrammarError(first.problem)
 
     def matcher(self, output_token_ids: Sequence[int] = ()) -> "Matcher":
-        """A matcher that has accepted these ids."""
-        matcher = Matcher(self, self._start.deep_copy())
-        for token_id in output_token_ids:
-            matcher.accept(token_id)
+        """A fresh matcher that has accepted these ids. Raises GrammarError."""
+        from llguidance import LLMatcher
+
+        own = LLMatcher(self._tokenizer, self._notation, log_level=0, limits=parser_limits())
+        if own.is_error():
+            raise GrammarError(problems.told(own.get_error()))
+        matcher = Matcher(own)
+        matcher.accept_all(output_token_ids)
         return matcher
 
 
@@ -70,10 +71,14 @@ class Matcher:
     empty as long as all is well.
     """
 
-    def __init__(self, grammar: CompiledGrammar, matcher: "LLMatcher") -> None:
-        self._grammar = grammar
+    def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
         self.problem = ""
+
+    def accept_all(self, token_ids: Sequence[int]) -> None:
+        """The output so far."""
+        for token_id in token_ids:
+            self.accept(token_id)
 
     def accept(self, token_id: int) -> None:
         """One more output token."""
@@ -93,23 +98,19 @@ class Matcher:
                 lambda: self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             )
         if not self.problem and self._matcher.is_error():
-            self._fail(problems.told(self._matcher.get_error()))
+            self.problem = problems.told(self._matcher.get_error())
         if self.problem:
             bits.fill(0)
         elif not bits.any():
-            self._fail(problems.told("NoExtension"))
+            self.problem = problems.told("NoExtension")
 
     def _guarded(self, call: Callable[[], T]) -> T | None:
         try:
             return call()
         except BaseException:
             # A panic of the library is no Exception, and must not end the engine.
-            self._fail(problems.TOO_COMPLEX)
+            self.problem = problems.TOO_COMPLEX
             return None
-
-    def _fail(self, problem: str) -> None:
-        self.problem = problem
-        self._grammar.is_spent = True
 
 
 def compiled(tokenizer: "LLTokenizer", source: GrammarSource) -> CompiledGrammar:

@@ -35,10 +35,6 @@ class GrammarSource:
         return digest.digest()
 
     @property
-    def num_bytes(self) -> int:
-        return sum(len(text.encode()) for text in self.texts)
-
-    @property
     def field(self) -> str:
         """The field of a request that it came in."""
         return f"sampling.structured_output.{self.kind}"
@@ -46,3 +42,7 @@ class GrammarSource:
 
 class GrammarError(ValueError):
     """A grammar that cannot be used; the message says why and repeats none of its text."""
+
+
+class CompilerFailedError(Exception):
+    """An accident while a grammar was compiled: it says nothing about the grammar."""

@@ -6,26 +6,30 @@ can interrupt it in a thread. What does that ends a child, and is refused.
 
 import contextlib
 import os
-import selectors
+import signal
 import subprocess
 import sys
+import threading
 from types import TracebackType
 from typing import Any, Self
 
 from worker.grammar import problems
-from worker.grammar.source import GrammarError, GrammarSource
+from worker.grammar.source import CompilerFailedError, GrammarError, GrammarSource
 from worker.grammar.tokens import TokenTable
 from worker.grammar.trial_process import read_frame, table_frame, write_frame
 
-COMPILE_SECONDS = 2.0
+COMPILE_SECONDS = 0.5
 # On a busy machine a second of computing takes several.
-_PATIENCE = 5.0
+_PATIENCE = 10.0
 _START_SECONDS = 60.0
+_STOP_SECONDS = 5.0
+# How a child ends that a grammar brought to its limits of time, memory and depth.
+_BY_THE_GRAMMAR = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 
 
 class Trial:
     """A context manager around the child, which starts with the first grammar, and anew after
-    one that ended it. Call it from one thread.
+    one that ended it. Call it from one thread; `stop` from any.
 
     `compile_s` is the computing time of one grammar, in seconds.
     """
@@ -34,6 +38,9 @@ class Trial:
         self._table = table
         self._compile_s = compile_s
         self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        # Held while the child is started, and while its pipes are used.
+        self._starting, self._using = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -44,51 +51,69 @@ class Trial:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end()
+        self.stop()
+
+    def stop(self) -> None:
+        """End the child, and start none any more; whoever waits for it is told at once."""
+        with self._starting:
+            self._stopped = True
+            if self._child is not None:
+                self._child.kill()
+        if self._using.acquire(timeout=_STOP_SECONDS):
+            with contextlib.ExitStack() as held:
+                held.callback(self._using.release)
+                self._end()
 
     def check(self, source: GrammarSource) -> None:
-        """Raises GrammarError for what does not compile, or not within its limits."""
-        self._start()
-        frame = [source.kind, source.texts, self._compile_s]
-        problem = self._answer(frame, self._compile_s * _PATIENCE)
-        if problem is None:
-            raise GrammarError(f"{problems.TOO_COMPLEX} to compile in {self._compile_s:g} s")
+        """Raises GrammarError for what does not compile, or not within its limits, and
+        CompilerFailedError for an accident.
+        """
+        with self._using:
+            self._start()
+            frame = [source.kind, source.texts, self._compile_s]
+            problem = self._answer(frame, self._compile_s * _PATIENCE)
         if problem:
             raise GrammarError(problem)
 
     def _start(self) -> None:
         if self._child is not None:
             return
-        # What it writes on its standard error could quote a grammar.
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "worker.grammar.trial_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        with self._starting:
+            if self._stopped:
+                raise CompilerFailedError("the worker is stopping")
+            # What it writes on its standard error could quote a grammar.
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "worker.grammar.trial_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
         problem = self._answer(table_frame(self._table), _START_SECONDS)
-        if problem is None:
-            raise GrammarError("the compiler's process did not start")
         if problem:
             self._end()
             raise GrammarError(problem)
 
-    def _answer(self, frame: Any, patience_s: float) -> str | None:
-        """The child's answer; None, and no child any more, if it gave none in time."""
+    def _answer(self, frame: Any, patience_s: float) -> str:
+        """The child's answer. One that gives none in time is killed, and so always ends."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
-            return None
-        with contextlib.suppress(OSError):
-            write_frame(child.stdin, frame)
-            with selectors.DefaultSelector() as selector:
-                selector.register(child.stdout, selectors.EVENT_READ)
-                if selector.select(patience_s):
-                    answer: str | None = read_frame(child.stdout)
-                    if answer is not None:
-                        return answer
+            raise CompilerFailedError("the compiler's process is gone")
+        watch = threading.Timer(patience_s, child.kill)
+        watch.start()
+        try:
+            with contextlib.suppress(OSError):
+                write_frame(child.stdin, frame)
+                answer: str | None = read_frame(child.stdout)
+                if answer is not None:
+                    return answer
+        finally:
+            watch.cancel()
+        status = child.wait()
         self._end()
-        return None
+        if status in _BY_THE_GRAMMAR:
+            raise GrammarError(f"{problems.TOO_COMPLEX} to compile in {self._compile_s:g} s")
+        raise CompilerFailedError("the compiler's process ended")
 
     def _end(self) -> None:
         child, self._child = self._child, None

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
+from worker.grammar import problems
 from worker.grammar.matcher import compiled
 from worker.grammar.source import GrammarError, GrammarKind, GrammarSource
 from worker.grammar.tokens import TokenTable
 
 _LENGTH_BYTES = 4
 # Of memory, beyond what the process holds once it has the vocabulary.
-_MEMORY_BYTES = 512 * 1024 * 1024
+_MEMORY_BYTES = 128 * 1024 * 1024
 
 
 def write_frame(stream: IO[bytes], content: Any) -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     except GrammarError as error:
         write_frame(answers, str(error))
         return
-    _limit_memory()
+    _limit_itself()
     write_frame(answers, "")
     while (frame := read_frame(requests)) is not None:
         kind, texts, seconds = frame
@@ -67,11 +68,16 @@ def main() -> None:
             compiled(tokenizer, GrammarSource(GrammarKind(kind), tuple(texts)))
         except GrammarError as error:
             problem = str(error)
+        except BaseException:
+            # Out of memory, or a panic of the library.
+            problem = f"{problems.TOO_COMPLEX} to compile"
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(answers, problem)
 
 
-def _limit_memory() -> None:
+def _limit_itself() -> None:
+    # A core would hold grammars.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return
