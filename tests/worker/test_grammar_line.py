@@ -156,9 +156,10 @@ def test_a_compiler_that_fails_fails_its_request_and_nothing_else(compiler):
         engine.submit(sequence, 0.0)
     compiler.finish(0, CompilerFailedError("killed"))
     compiler.finish(1)
-    ended = run(engine)
-    assert ended[1].failure == "the grammar's compiler failed"
-    assert (ended[2].failure, second.finish_reason) == ("", FinishReason.LENGTH)
+    (failed,) = engine.step().ended
+    assert (failed.sequence, failed.failure) == (first, "the grammar's compiler failed")
+    assert run(engine)[2].failure == ""
+    assert second.finish_reason is FinishReason.LENGTH
 
 
 def test_what_can_never_fit_is_refused_before_anything_is_compiled(compiler):
