@@ -37,7 +37,8 @@ class StepPace:
         """What a worker says: steps done so far, and for how long the present one has run."""
         steps = step_count - self._step_count
         if steps:
-            if steps > 0 and self._was_busy:
+            # Busy at both ends: else the time may be that of one step and idleness after it.
+            if steps > 0 and self._was_busy and is_busy:
                 self._durations.append((now - self._moved_at) / steps)
                 self.usual_s = median(self._durations)
                 self.stall_after_s = max(self._min_s, STALL_MEDIANS * self.usual_s)

@@ -58,6 +58,14 @@ def test_idle_time_is_not_taken_for_a_long_step():
     assert pace.stall_after_s == STALL_MIN_S
 
 
+def test_a_step_after_which_the_worker_was_idle_tells_no_pace():
+    """The report comes half a second after the step: it is not that slow."""
+    pace = StepPace()
+    pace.report(0.0, 5, 0.01, is_busy=True)
+    pace.report(0.5, 6, 0.0, is_busy=False)
+    assert pace.usual_s is None
+
+
 def test_a_worker_that_counts_anew_has_moved():
     pace = StepPace()
     pace.begin(0.0)
