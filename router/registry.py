@@ -41,17 +41,24 @@ class Registry:
         self._vocabularies = Vocabularies(any_name=any_name)
         self._workers: dict[str, WorkerState] = {}
         # Names outlive their workers, to tell "no worker now" from "no such model".
+        self._remembered: dict[str, str] = {}
         self._models: dict[str, str] = {}
         self._unserved_since: dict[str, float] = {}
 
     def tell_vocabulary(self, tokenizer: str, model: str, fingerprint: str) -> frozenset[str]:
-        """Take in what a tokenizer has; the models that had another vocabulary before."""
+        """Take in what a tokenizer has; the models whose ids may now mean something else.
+
+        These are the models that had another vocabulary before, and all that this tokenizer
+        had, if it came back as another: others may keep to the vocabulary, its slots cannot.
+        """
         before = {name: self.vocabulary(name) for name in self._models.values()}
-        self._vocabularies.tell(tokenizer, model, fingerprint)
+        had = {name for name in before if self.has_model(tokenizer, name)}
+        is_another = self._vocabularies.tell(tokenizer, model, fingerprint)
         changed = {name for name in before if before[name] != self.vocabulary(name)}
         for name in changed:
             self._unserved_since.pop(name, None)
-        return frozenset(name for name in changed if before[name] is not None)
+        known = {name for name in changed if before[name] is not None}
+        return frozenset(known | had) if is_another else frozenset(known)
 
     def vocabulary(self, model: str) -> str | None:
         """The fingerprint of the model's vocabulary; None before a tokenizer has told it."""
@@ -64,16 +71,14 @@ class Registry:
     def add(self, worker: WorkerState) -> None:
         figures = worker.figures
         self._workers[worker.worker_id] = worker
-        self._models[figures.model] = figures.model
-        for alias in figures.aliases:
-            # A model's own name is never another's alias.
-            if self._models.get(alias) != alias:
-                self._models[alias] = figures.model
+        self._remembered |= dict.fromkeys((*figures.aliases, figures.model), figures.model)
+        self._name_models()
         self._unserved_since.pop(figures.model, None)
 
     def remove(self, worker: WorkerState) -> None:
         if self._workers.get(worker.worker_id) is worker:
             del self._workers[worker.worker_id]
+            self._name_models()
 
     def used(self, worker: WorkerState) -> None:
         """The worker was given a request: in the order of all, it is now the last."""
@@ -124,6 +129,22 @@ class Registry:
         if not workers:
             raise self._why_none(model)
         return self._limits_of(model, workers)
+
+    def _name_models(self) -> None:
+        """What each name means now: what connected workers say, then what is remembered.
+
+        A model's own name is never another's alias; of two that claim an alias the one at the
+        first address has it.
+        """
+        connected: dict[str, str] = {}
+        figures = [self._workers[worker_id].figures for worker_id in sorted(self._workers)]
+        for each in figures:
+            for alias in each.aliases:
+                connected.setdefault(alias, each.model)
+        connected |= {each.model: each.model for each in figures}
+        here = set(connected.values())
+        gone = {name: model for name, model in self._remembered.items() if model not in here}
+        self._models = gone | connected
 
     def _served(self, model: str) -> ServedModel:
         workers = self.usable(model)

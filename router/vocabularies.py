@@ -15,10 +15,15 @@ class Vocabularies:
         self._told: dict[str, tuple[str, str]] = {}
         self._agreed: dict[str, str] = {}
 
-    def tell(self, tokenizer: str, model: str, fingerprint: str) -> None:
-        """Take in what a tokenizer says of itself; it has one model."""
+    def tell(self, tokenizer: str, model: str, fingerprint: str) -> bool:
+        """Take in what a tokenizer says of itself; it has one model.
+
+        Whether it said something else before.
+        """
+        before = self._told.get(tokenizer, (model, fingerprint))
         self._told[tokenizer] = (model, fingerprint)
         self._agreed = {name: self._agree(name) for name, _ in self._told.values()}
+        return before != (model, fingerprint)
 
     def of(self, model: str) -> str | None:
         """The fingerprint that counts; None if no tokenizer has told of this model."""

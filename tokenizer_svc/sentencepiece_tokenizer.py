@@ -8,6 +8,8 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 from noria.service.token_bytes import SPACE_LETTER, looks_special
 from noria.service.vocabulary import VocabularyError
 
+# Longer ones take too long to be cut into all their pairs.
+_MAX_TOKEN_LETTERS = 1024
 _NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6
 # Files of these say nothing of a space before each text, and their models were trained
 # without one; to llama.cpp silence means that there is one.
@@ -65,7 +67,12 @@ def _merges(ordered: Mapping[str, int]) -> list[tuple[str, str]]:
     """Every pair of these tokens that makes one of them, in the order of what they make.
 
     Of pairs that make the same token the longest left part comes first, as in transformers.
+    Raises ValueError for a token that is longer than any should be.
     """
+    for token, token_id in ordered.items():
+        if len(token) > _MAX_TOKEN_LETTERS:
+            problem = f"{len(token)} letters; at most {_MAX_TOKEN_LETTERS}"
+            raise ValueError(f"the token with id {token_id} has {problem}")
     return [
         (left, token[cut:])
         for token in ordered

@@ -64,6 +64,10 @@ def _line(number: int, raw: bytes, priority: int) -> Line:
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise LineError(f"line {number}: id: a text or a whole number is needed")
     try:
+        str(given).encode()
+    except UnicodeEncodeError:
+        raise LineError(f"line {number}: id: not valid Unicode") from None
+    try:
         return _request(number, str(given), {"priority": priority, **request})
     except (ValueError, TypeError) as error:
         raise LineError(f"line {number}: {error}") from None

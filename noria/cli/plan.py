@@ -95,7 +95,11 @@ class _Asked:
     "--block-size", type=_COUNT, default=DEFAULT_BLOCK_SIZE, show_default=True,
     help="Tokens of a KV block.",
 )  # fmt: skip
-@click.option("--max-num-seqs", type=_COUNT, help="Places in the batch. Default: as suggested.")
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(1, 1 << 16),
+    help="Places in the batch. Default: as suggested.",
+)
 @click.option(
     "--max-num-batched-tokens", type=_COUNT, default=512, show_default=True,
     help="Positions computed in one step.",

@@ -50,6 +50,7 @@ def test_chats_and_raw_prompts_are_read_with_their_options(tmp_path):
         ({"prompt": "x", "timeout": -1}, "line 1: timeout"),
         ({"prompt": "x", "wish": 1}, "line 1: unknown option 'wish'"),
         ({"prompt": "x", "id": True}, "line 1: id"),
+        (b'{"prompt": "x", "id": "\\ud800"}', "line 1: id: not valid Unicode"),
         (b'"' + b"x" * MAX_LINE_BYTES + b'"', f"line 1: more than {MAX_LINE_BYTES} bytes"),
     ],
 )

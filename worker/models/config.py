@@ -77,9 +77,10 @@ class DecoderConfig(ModelConfig):
         ModelConfig.__post_init__(self)
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
-        if not self.rope.theta > 0 or not self.rms_norm_eps > 0:
+        thetas = [rope.theta for rope in (self.rope, self.local_rope) if rope is not None]
+        if not all(theta > 0 for theta in thetas) or not self.rms_norm_eps > 0:
             raise ConfigError(
-                f"rope_theta {self.rope.theta} and rms_norm_eps {self.rms_norm_eps} must be above 0"
+                f"rope_theta {min(thetas)} and rms_norm_eps {self.rms_norm_eps} must be above 0"
             )
         for name in ("sliding_window", "query_scalar", "final_logit_softcap"):
             value = getattr(self, name)
