@@ -102,6 +102,7 @@ class GrammarCompiler:
         self._verdicts = Verdicts()
         self._own = threading.local()
         self._trials: list[Trial] = []
+        self._closing, self._is_closed = threading.Lock(), False
         self._tokenizer, self._problem = _indexed(table)
 
     def __enter__(self) -> Self:
@@ -114,7 +115,9 @@ class GrammarCompiler:
         traceback: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for trial in tuple(self._trials):
+        with self._closing:
+            self._is_closed = True
+        for trial in self._trials:
             trial.stop()
 
     def request(self, source: GrammarSource, count: int = 1, salt: bytes = b"") -> Ticket:
@@ -170,8 +173,11 @@ class GrammarCompiler:
     def _thread_trial(self) -> Trial:
         trial: Trial | None = getattr(self._own, "trial", None)
         if trial is None:
-            trial = self._own.trial = self._trial(self._table)
-            self._trials.append(trial)
+            with self._closing:
+                if self._is_closed:
+                    raise CompilerFailedError("the worker is stopping")
+                trial = self._own.trial = self._trial(self._table)
+                self._trials.append(trial)
         return trial
 
 

@@ -89,10 +89,14 @@ class Trial:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-        problem = self._answer(table_frame(self._table), _START_SECONDS)
+        try:
+            problem = self._answer(table_frame(self._table), _START_SECONDS)
+        except GrammarError as error:
+            problem = str(error)
         if problem:
+            # No grammar's fault: it has not been read yet.
             self._end()
-            raise GrammarError(problem)
+            raise CompilerFailedError(problem)
 
     def _answer(self, frame: Any, patience_s: float) -> str:
         """The child's answer. One that gives none in time is killed, and so always ends."""
@@ -107,6 +111,10 @@ class Trial:
                 answer: str | None = read_frame(child.stdout)
                 if answer is not None:
                     return answer
+        except BaseException:
+            # Nobody may read what it says late.
+            self._end()
+            raise
         finally:
             watch.cancel()
         status = child.wait()

@@ -18,7 +18,7 @@ from worker.grammar.tokens import TokenTable
 
 _LENGTH_BYTES = 4
 # Of memory, beyond what the process holds once it has the vocabulary.
-_MEMORY_BYTES = 128 * 1024 * 1024
+_MEMORY_BYTES = 48 * 1024 * 1024
 
 
 def write_frame(stream: IO[bytes], content: Any) -> None:
