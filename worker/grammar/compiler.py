@@ -27,7 +27,7 @@ NUM_THREADS = 2
 MAX_VERDICTS = 1024
 MAX_PENDING = 64
 # Of one salt, so that nobody's grammars keep all others waiting.
-MAX_PENDING_OF_ONE = 16
+MAX_PENDING_OF_ONE = 32
 
 
 class TooManyGrammarsError(Exception):
