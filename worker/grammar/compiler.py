@@ -6,10 +6,10 @@ starts before the first request for one.
 """
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -48,18 +48,15 @@ class Ticket(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Claim:
     future: Future[list[Matcher]]
-    release: Callable[[], None]
-    held: bool = field(default=True)
 
     @property
     def is_done(self) -> bool:
         return self.future.done()
 
     def result(self) -> list[Matcher]:
-        self.cancel()
         try:
             return self.future.result(timeout=0)
         except CancelledError:
@@ -67,9 +64,6 @@ class _Claim:
 
     def cancel(self) -> None:
         self.future.cancel()
-        if self.held:
-            self.held = False
-            self.release()
 
 
 class GrammarCompiler:
@@ -98,7 +92,8 @@ class GrammarCompiler:
         self._max_pending = max_pending
         self._max_pending_of_one = max_pending_of_one
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
-        self._pending: Counter[bytes] = Counter()
+        # By salt; one that nobody waits for any more counts until its thread is free of it.
+        self._pending: list[tuple[bytes, Future[list[Matcher]]]] = []
         self._verdicts = Verdicts()
         self._own = threading.local()
         self._trials: list[Trial] = []
@@ -127,18 +122,14 @@ class GrammarCompiler:
         """
         if self._tokenizer is None:
             raise GrammarError(self._problem)
-        pending = self._pending.total()
-        if pending >= self._max_pending or self._pending[salt] >= self._max_pending_of_one:
+        self._pending = [each for each in self._pending if not each[1].done()]
+        pending, own = len(self._pending), sum(each[0] == salt for each in self._pending)
+        if pending >= self._max_pending or own >= self._max_pending_of_one:
             raise TooManyGrammarsError(f"{pending} grammars are being compiled")
-        self._pending[salt] += 1
         future = self._pool.submit(self._compile, source, count, self._tokenizer)
+        self._pending.append((salt, future))
         future.add_done_callback(lambda _: self._on_done())
-        return _Claim(future, lambda: self._release(salt))
-
-    def _release(self, salt: bytes) -> None:
-        self._pending[salt] -= 1
-        if not self._pending[salt]:
-            del self._pending[salt]
+        return _Claim(future)
 
     def _compile(
         self, source: GrammarSource, count: int, tokenizer: "LLTokenizer"
