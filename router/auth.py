@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from noria.reasons import Reason, RequestError
 from noria.service.limits import MAX_PRIORITY
+from router.tenant_limits import UNLIMITED, TenantLimits
 
 _REFUSAL = "the API key is missing, unknown or malformed"
 
@@ -20,6 +21,7 @@ class Tenant:
     methods           methods of the ChatService it may call; None: all
     priority_ceiling  caps the priority of its requests
     cache_group       tenants of one group may share cached prefixes; empty: this one alone
+    limits            how much it may ask for
     """
 
     name: str
@@ -27,6 +29,7 @@ class Tenant:
     methods: frozenset[str] | None = None
     priority_ceiling: int = MAX_PRIORITY
     cache_group: str = ""
+    limits: TenantLimits = UNLIMITED
 
     def cache_salt(self, secret: bytes) -> bytes:
         """What keeps cached prefixes apart: HMAC-SHA256 of the group, or of the tenant alone."""

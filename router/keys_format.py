@@ -14,12 +14,15 @@ from typing import Any
 
 from noria.service.limits import MAX_PRIORITY, MIN_PRIORITY
 from router.auth import ApiKey, Keys, Tenant
+from router.tenant_limits import LIMIT_FIELDS, TenantLimits
 
 MAX_BYTES = 16 * 1024 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST_OF_NOTHING = sha256(b"").hexdigest()
-_TENANT_FIELDS = ("name", "models", "methods", "priority_ceiling", "cache_group", "keys")
+_TENANT_FIELDS = (
+    "name", "models", "methods", "priority_ceiling", "cache_group", *LIMIT_FIELDS, "keys",
+)  # fmt: skip
 _KEY_FIELDS = ("sha256", "label", "expires", "disabled")
 
 
@@ -140,7 +143,17 @@ def _tenant(table: _Table, methods: frozenset[str]) -> Tenant:
     if not MIN_PRIORITY <= ceiling <= MAX_PRIORITY:
         raise table.fail(f"priority_ceiling: from {MIN_PRIORITY} to {MAX_PRIORITY}")
     group = table.get("cache_group", str, "")
-    return Tenant(name, table.names("models"), allowed, ceiling, group)
+    return Tenant(name, table.names("models"), allowed, ceiling, group, _limits(table))
+
+
+def _limits(table: _Table) -> TenantLimits:
+    values = {name: table.get(name, int, None) for name in LIMIT_FIELDS if name != "queue_share"}
+    # The whole queue may be written 1 as well as 1.0.
+    share_type = int if type(table.fields.get("queue_share")) is int else float
+    try:
+        return TenantLimits(**values, queue_share=table.get("queue_share", share_type, None))
+    except ValueError as error:
+        raise table.fail(str(error)) from None
 
 
 def _digest(table: _Table) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from router.auth import ApiKey, Tenant
 from router.keys_format import MAX_BYTES, KeysFormatError, parse_keys
+from router.tenant_limits import UNLIMITED, TenantLimits
 
 METHODS = frozenset({"Chat", "StreamChat"})
 A, B = sha256(b"a").hexdigest(), sha256(b"b").hexdigest()
@@ -32,6 +33,11 @@ def test_every_field_is_read():
         methods = ["Chat"]
         priority_ceiling = -3
         cache_group = "shared"
+        requests_per_minute = 600
+        tokens_per_minute = 10_000
+        concurrent_requests = 3
+        concurrent_encodes = 2
+        queue_share = 0.5
 
         [[tenants.keys]]
         sha256 = "{A.upper()}"
@@ -42,7 +48,9 @@ def test_every_field_is_read():
         sha256 = "{B}"
         disabled = true
     """)
-    tenant = Tenant("search", frozenset({"small", "large"}), frozenset({"Chat"}), -3, "shared")
+    limits = TenantLimits(600, 10_000, 3, 2, 0.5)
+    models, methods = frozenset({"small", "large"}), frozenset({"Chat"})
+    tenant = Tenant("search", models, methods, -3, "shared", limits)
     expires = datetime(2030, 1, 31, tzinfo=UTC).timestamp()
     assert keys == {A: ApiKey(tenant, expires_at=expires), B: ApiKey(tenant, disabled=True)}
 
@@ -51,6 +59,7 @@ def test_what_is_left_out_limits_nothing_and_shares_no_cache():
     keys = parse(f'[[tenants]]\nname = "t"\n[[tenants.keys]]\nsha256 = "{A}"')
     assert keys[A] == ApiKey(Tenant("t"))
     assert keys[A].tenant.models is None
+    assert keys[A].tenant.limits == UNLIMITED
 
 
 def test_tables_may_be_written_inline():
@@ -77,6 +86,14 @@ def tenant(extra="", keys=f'[[tenants.keys]]\nsha256 = "{A}"'):
         (tenant(f'methods = ["{MARK}"]'), "methods: an unknown one; there are Chat, Stream", 1),
         (tenant("priority_ceiling = 101"), "priority_ceiling: from -100 to 100", 1),
         (tenant("priority_ceiling = true"), "priority_ceiling: bool; int is needed", 1),
+        (tenant("requests_per_minute = 0"), "requests_per_minute: 0; from 1 to 10000000000", 1),
+        (tenant("tokens_per_minute = 1.5"), "tokens_per_minute: float; int is needed", 1),
+        (tenant("concurrent_requests = true"), "concurrent_requests: bool; int is needed", 1),
+        (tenant("concurrent_encodes = 1000001"), "concurrent_encodes: 1000001; from 1 to 10", 1),
+        (tenant("queue_share = 0.0"), "queue_share: 0; above 0, at most 1", 1),
+        (tenant("queue_share = nan"), "queue_share: nan; above 0, at most 1", 1),
+        (tenant("queue_share = 2"), "queue_share: 2; above 0, at most 1", 1),
+        (tenant(f'queue_share = "{MARK}"'), "queue_share: str; float is needed", 1),
         (tenant(keys="keys = [3]"), "keys: a list of tables is needed", None),
         ("[[tenants]]\nname = ''", "name: 1 to 64 letters", 1),
         (f"[[tenants]]\nname = '{MARK} x'", "name: 1 to 64 letters", 1),
