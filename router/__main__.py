@@ -13,6 +13,7 @@ from noria.service.server import stop_event
 from router.app import Router, running_router
 from router.config import RouterConfig
 from router.keys_format import KeysFormatError
+from router.store.base import StoreURLError
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER", "show_default": True})
@@ -34,6 +35,11 @@ from router.keys_format import KeysFormatError
 )
 @click.option("--keys-file", type=click.Path(path_type=Path), help="Keys and tenants, see below.")
 @click.option("--api-key-sha256", default="", help="Or one key alone: its SHA-256 in hex.")
+@click.option(
+    "--redis-url",
+    default="",
+    help="What routers share; it may hold a password: use the environment.",
+)
 @click.option("--cache-secret", default="", help="Salts cached prefixes; empty: a random one.")
 @click.option("--max-queued-requests", default=1024, help="A full queue refuses at once.")
 @click.option("--max-queued-tokens", default=4_000_000, help="Prompt tokens in the queue.")
@@ -55,6 +61,8 @@ def main(parent_pid: int | None, log_level: str, **options: object) -> None:
         asyncio.run(_serve(config, log))
     except KeysFormatError as error:
         raise click.ClickException(f"keys-file: {error}") from error
+    except StoreURLError as error:
+        raise click.UsageError(str(error)) from error
     except OSError as error:
         raise click.ClickException(str(error)) from error
 

@@ -33,6 +33,7 @@ from router.registry import Registry
 from router.servicer import ChatServicer
 from router.stalls import StallWatch
 from router.state import router_state
+from router.store.opened import Store, open_store
 from router.token_stream import TokenStream
 from router.tokenizers import Tokenizers
 from router.worker_session import WorkerSession
@@ -55,6 +56,7 @@ class Router:
     def __init__(
         self,
         config: RouterConfig,
+        store: Store,
         *,
         clock: Callable[[], float],
         seed_source: Callable[[], int],
@@ -65,6 +67,7 @@ class Router:
         self.metrics_registry = new_registry()
         self._metrics = RouterMetrics(self.metrics_registry, self.state)
         self._config = config
+        self._store = store
         self._clock = clock
         self._log = log
         self._instance_id = secrets.token_hex(4)
@@ -95,7 +98,7 @@ class Router:
 
     def state(self) -> RouterState:
         """What is waiting, running and connected right now."""
-        return router_state(self._config, self.held(), self._queue, self.registry)
+        return router_state(self._config, self._store, self.held(), self._queue, self.registry)
 
     async def wait_ready(self) -> None:
         """Return once a usable worker and its model's tokenizer are connected."""
@@ -139,7 +142,7 @@ class Router:
         tokenizers = [each.run for each in self._tokenizers]
         loops = [*tokenizers, *sessions, *self._loops.all(server)]
         kept = [keep_running(loop, loop_end(self._log)) for loop in loops]
-        async with self._tokenizers.encoding(), background(kept):
+        async with self._tokenizers.encoding(), self._store.running(self._log), background(kept):
             yield
 
     def _new_tokenizers(self) -> Tokenizers:
@@ -242,10 +245,18 @@ async def running_router(
 ) -> AsyncIterator[Router]:
     """Serve until the block ends; calls still open then are cut off.
 
-    Raises OSError if the address cannot be bound, KeysFormatError for an unusable keys file.
+    Raises OSError if the address cannot be bound, KeysFormatError for an unusable keys file,
+    StoreURLError for an unusable URL of Redis.
     """
     log = log or structlog.get_logger(service="router")
-    router = Router(config, clock=clock, seed_source=seed_source, log=log)
+    async with open_store(config.redis_url, log) as store:
+        router = Router(config, store, clock=clock, seed_source=seed_source, log=log)
+        async with _serving(router, config):
+            yield router
+
+
+@contextlib.asynccontextmanager
+async def _serving(router: Router, config: RouterConfig) -> AsyncIterator[None]:
     ageing = connection_age(config.max_connection_age_s)
     async with running_server(
         router.add_services, [SERVICE_NAME], config.listen, options=ageing, guard=router.guard()
@@ -256,4 +267,4 @@ async def running_router(
             serving_metrics(config.metrics_listen, router.metrics_registry) as address,
         ):
             router.metrics_address = address
-            yield router
+            yield

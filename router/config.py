@@ -18,6 +18,7 @@ class RouterConfig:
 
     Who may call stands in `keys_file`, looked at again every `keys_poll_s` seconds, or is
     whoever holds the one key whose SHA-256 in hex is `api_key_sha256` (tenant "default").
+    `redis_url` names what routers share; empty: this one is alone.
     `metrics_listen` is host:port for /metrics; empty: none.
     `cache_secret` salts the tenants' cached prefixes; empty: a new one at each start.
     A lone tokenizer has every model; of several each has the model of its own name.
@@ -33,6 +34,7 @@ class RouterConfig:
     api_key_sha256: str = ""
     keys_file: Path | None = None
     keys_poll_s: float = 1.0
+    redis_url: str = field(default="", repr=False)
     listen: str = "127.0.0.1:50051"
     metrics_listen: str = ""
     cache_secret: str = field(default="", repr=False)

@@ -40,6 +40,7 @@ class RouterState:
     """What a router holds now; by model: what waits or runs, and what connected workers offer."""
 
     held: Mapping[str, int] = field(default_factory=dict)
+    store_up: bool = True
     queue: Load = Load()
     queue_bounds: Load = Load()
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -146,6 +147,11 @@ class RouterMetrics:
         state = self._state()
         demand, capacity = self._folded(state.demand), self._folded(state.capacity)
         yield gauges("noria_held", "Things held for requests; 0 at rest.", "kind", state.held)
+        yield gauge(
+            "noria_store_up",
+            "1 while Redis answers, or where there is none; else 0.",
+            state.store_up,
+        )
         yield gauge("noria_queue_requests", "Requests in the queue.", state.queue.sequences)
         yield gauge(
             "noria_queue_max_requests", "Requests it may hold.", state.queue_bounds.sequences

@@ -7,11 +7,13 @@ from router.config import RouterConfig
 from router.metrics import Load, RouterState
 from router.queue import RequestQueue
 from router.registry import Registry
+from router.store.opened import Store
 from router.token_stream import TokenStream
 
 
 def router_state(
     config: RouterConfig,
+    store: Store,
     held: Mapping[str, int],
     queue: RequestQueue[TokenStream],
     registry: Registry,
@@ -20,6 +22,7 @@ def router_state(
     connected = list(registry)
     return RouterState(
         held=held,
+        store_up=store.available,
         queue=Load(queue.num_requests, queue.num_tokens),
         queue_bounds=Load(config.max_queued_requests, config.max_queued_tokens),
         workers={

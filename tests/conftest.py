@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from noria.service.gguf_file import read_gguf
+from tests.support.redis_server import redis_server, redis_url, shared_redis_server
 
 # Read when torch is first imported. Threads that spin at the end of each parallel region
 # would take turns with every other process on the same cores: steps ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # gRPC tells each connection that is cut on purpose, among the tests' own lines.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+__all__ = ["redis_server", "redis_url", "shared_redis_server"]
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -1,0 +1,1 @@
+"""What replicas share: in memory for one router, or in Redis."""
