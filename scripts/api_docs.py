@@ -52,8 +52,8 @@ LIMITS = "The constants of [limits.py](../noria/service/limits.py)."
 
 def page() -> str:
     """The whole of docs/api.md."""
-    protos = read_protos(["chat", "common", "tokenizer", "worker"])
-    text = "\n".join([INTRODUCTION, *_api(protos), *_internal(protos)])
+    protos = read_protos(["admin", "chat", "common", "tokenizer", "worker"])
+    text = "\n".join([INTRODUCTION, *_api(protos), *_admin(protos), *_internal(protos)])
     return text.replace("\n\n\n", "\n\n")
 
 
@@ -161,6 +161,16 @@ def _limits() -> Iterator[str]:
         yield f"**{group.comment}**\n"
         rows = ((f"`{limit.name}`", limit.value, limit.comment) for limit in group.limits)
         yield _table(("Limit", "Value", "Meaning"), rows)
+
+
+def _admin(protos: Protos) -> Iterator[str]:
+    service = protos.services["AdminService"]
+    yield f"## Administration\n\n{service.comment}\n"
+    yield (
+        "`noria keys` calls it. Its messages are described in\n"
+        "[admin.proto](../protos/noria/v1/admin.proto).\n"
+    )
+    yield _table(("Method", "Meaning"), ((f"`{m.name}`", m.comment) for m in service.methods))
 
 
 def _internal(protos: Protos) -> Iterator[str]:

@@ -100,6 +100,18 @@ class RequestNotFoundError(BadRequestError):
     reason = Reason.REQUEST_NOT_FOUND
 
 
+class KeyNotFoundError(BadRequestError):
+    """No such key is known: `noria keys list` shows those that are."""
+
+    reason = Reason.KEY_NOT_FOUND
+
+
+class TooManyKeysError(BadRequestError):
+    """The tenant has two live keys: revoke one of them, or let one expire, first."""
+
+    reason = Reason.TOO_MANY_KEYS
+
+
 class AccessError(NoriaError):
     """The key does not allow this. Use another key or have its rights changed."""
 
@@ -120,6 +132,12 @@ class MethodForbiddenError(AccessError):
     """The key may not call this method: use another key."""
 
     reason = Reason.METHOD_FORBIDDEN
+
+
+class KeyRevokedError(AccessError):
+    """The key was revoked while the request ran: use another key, and ask who revoked it."""
+
+    reason = Reason.KEY_REVOKED
 
 
 class LimitError(NoriaError):
@@ -218,6 +236,12 @@ class DrainingError(ServiceError):
     """This server is stopping: retry, on another one."""
 
     reason = Reason.DRAINING
+
+
+class StoreUnavailableError(ServiceError):
+    """The server cannot look up what it has to know, such as this key: retry later."""
+
+    reason = Reason.STORE_UNAVAILABLE
 
 
 class InternalError(ServiceError):

@@ -25,6 +25,9 @@ STATUS_OF: dict[Reason, grpc.StatusCode] = {
     Reason.INVALID_KEY: grpc.StatusCode.UNAUTHENTICATED,
     Reason.MODEL_FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     Reason.METHOD_FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.KEY_REVOKED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.KEY_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.TOO_MANY_KEYS: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.REQUESTS_PER_MINUTE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TOKENS_PER_MINUTE: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -40,6 +43,7 @@ STATUS_OF: dict[Reason, grpc.StatusCode] = {
     Reason.TOKENIZER_LOST: grpc.StatusCode.UNAVAILABLE,
     Reason.VOCABULARY_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.STORE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 

@@ -54,6 +54,14 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """The key may not use this model. PERMISSION_DENIED."""
     REASON_METHOD_FORBIDDEN: _Reason.ValueType  # 12
     """The key may not call this method. PERMISSION_DENIED."""
+    REASON_KEY_REVOKED: _Reason.ValueType  # 13
+    """The key was revoked while the request ran. UNAUTHENTICATED."""
+    REASON_KEY_NOT_FOUND: _Reason.ValueType  # 14
+    """No such key. NOT_FOUND."""
+    REASON_TOO_MANY_KEYS: _Reason.ValueType  # 15
+    """The tenant has two live keys; revoke one, or wait until it has expired.
+    FAILED_PRECONDITION.
+    """
     REASON_QUEUE_FULL: _Reason.ValueType  # 20
     """How much is asked of the service. RESOURCE_EXHAUSTED; `RetryInfo` says when
     the same call may pass.
@@ -100,6 +108,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """Worker and tokenizer disagree about the vocabulary. FAILED_PRECONDITION."""
     REASON_DRAINING: _Reason.ValueType  # 45
     """The service is stopping."""
+    REASON_STORE_UNAVAILABLE: _Reason.ValueType  # 47
+    """The store that routers share cannot be asked, and what it would say is not
+    known here: of a key, whether there is such a one.
+    """
     REASON_INTERNAL: _Reason.ValueType  # 46
     """A defect in Noria. INTERNAL."""
 
@@ -138,6 +150,14 @@ REASON_MODEL_FORBIDDEN: Reason.ValueType  # 11
 """The key may not use this model. PERMISSION_DENIED."""
 REASON_METHOD_FORBIDDEN: Reason.ValueType  # 12
 """The key may not call this method. PERMISSION_DENIED."""
+REASON_KEY_REVOKED: Reason.ValueType  # 13
+"""The key was revoked while the request ran. UNAUTHENTICATED."""
+REASON_KEY_NOT_FOUND: Reason.ValueType  # 14
+"""No such key. NOT_FOUND."""
+REASON_TOO_MANY_KEYS: Reason.ValueType  # 15
+"""The tenant has two live keys; revoke one, or wait until it has expired.
+FAILED_PRECONDITION.
+"""
 REASON_QUEUE_FULL: Reason.ValueType  # 20
 """How much is asked of the service. RESOURCE_EXHAUSTED; `RetryInfo` says when
 the same call may pass.
@@ -184,6 +204,10 @@ REASON_VOCABULARY_MISMATCH: Reason.ValueType  # 44
 """Worker and tokenizer disagree about the vocabulary. FAILED_PRECONDITION."""
 REASON_DRAINING: Reason.ValueType  # 45
 """The service is stopping."""
+REASON_STORE_UNAVAILABLE: Reason.ValueType  # 47
+"""The store that routers share cannot be asked, and what it would say is not
+known here: of a key, whether there is such a one.
+"""
 REASON_INTERNAL: Reason.ValueType  # 46
 """A defect in Noria. INTERNAL."""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
