@@ -100,6 +100,7 @@ class RunningWorker:
             live_submits=self._hub.num_live,
             step_age_s=self._thread.step_age_s(),
             draining=self._hub.draining,
+            accounts=self._hub.accounts,
             about=(
                 ("model", self._config.name),
                 ("attention_backend", about.attention_backend),

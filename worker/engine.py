@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Protocol
 
+from worker.device_time import elapsed_us, shares_us
 from worker.engine_output import Account, Ended, EngineLoad, EngineOutput, Refusal, TokenRate
 from worker.grammar.compiler import TooManyGrammarsError
 from worker.grammar.line import NO_COMPILER, Compiler, GrammarLine
@@ -57,6 +58,7 @@ class Engine:
         self._clock = clock
         self._accounts: dict[int, Account] = {}
         self._last_sequence_id = 0
+        self._busy_us = 0
         self._rate = TokenRate()
         self._pending = EngineOutput()
 
@@ -181,8 +183,9 @@ class Engine:
 
     def _compute(self, output: SchedulerOutput, started: float, intake: Callable[[], None]) -> None:
         result, failure = self._execute(output)
-        step_s = self._clock() - started
-        self._charge(output, step_s)
+        ended = self._clock()
+        step_s = ended - started
+        self._charge(output, elapsed_us(started, ended))
         intake()
         if failure is not None:
             self._fail(output.scheduled, "the batch failed")
@@ -202,12 +205,14 @@ class Engine:
         except Exception as error:
             return StepResult(), error
 
-    def _charge(self, output: SchedulerOutput, step_s: float) -> None:
+    def _charge(self, output: SchedulerOutput, step_us: int) -> None:
         """Divide a step's time among its sequences by positions computed."""
-        for scheduled in output.scheduled:
-            account = self._accounts[scheduled.sequence_id]
-            account.computed_tokens += scheduled.num_tokens
-            account.device_s += step_s * scheduled.num_tokens / output.num_tokens
+        self._busy_us += step_us
+        shares = shares_us(step_us, [entry.num_tokens for entry in output.scheduled])
+        for entry, share_us in zip(output.scheduled, shares, strict=True):
+            account = self._accounts[entry.sequence_id]
+            account.computed_tokens += entry.num_tokens
+            account.device_us += share_us
 
     def _book(self, updates: list[SequenceUpdate]) -> None:
         now = self._clock()
@@ -249,6 +254,7 @@ class Engine:
             step_count=scheduler.num_steps,
             preemptions=scheduler.num_preemptions,
             tokens_per_second=self._rate.per_second(self._clock()),
+            busy_us=self._busy_us,
         )
 
 

@@ -9,14 +9,17 @@ from worker.sequence import SchedulerOutput, Sequence
 
 @dataclass(slots=True)
 class Account:
-    """What one sequence has cost; times are seconds on the engine's clock."""
+    """What one sequence has cost; times are seconds on the engine's clock.
+
+    `device_us` is its share of the time of all steps that it was in, in microseconds.
+    """
 
     arrived: float
     first_step: float | None = None
     first_token: float | None = None
     ended: float = 0.0
     computed_tokens: int = 0
-    device_s: float = 0.0
+    device_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine holds after a step. `last_sequence_id` is the last one looked at."""
+    """What the engine holds after a step. `last_sequence_id` is the last one looked at.
+
+    `busy_us` is the time of all steps so far: what accounts were charged, to the microsecond.
+    """
 
     last_sequence_id: int = 0
     running: int = 0
@@ -58,6 +64,7 @@ class EngineLoad:
     step_count: int = 0
     preemptions: int = 0
     tokens_per_second: float = 0.0
+    busy_us: int = 0
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import CollectorRegistry
 
-from noria.service.metrics import STEP_BUCKETS, LiveCollector, counter, gauge, info
+from noria.service.metrics import STEP_BUCKETS, LiveCollector, counter, counters, gauge, info
+from worker.accounting import Accounts
 from worker.engine_output import EngineLoad, EngineOutput
 from worker.scheduled import SequenceUpdate
 
@@ -30,6 +31,7 @@ class WorkerState:
     live_submits: int = 0
     step_age_s: float = 0.0
     draining: bool = False
+    accounts: Accounts = field(default_factory=Accounts)
     about: tuple[tuple[str, str], ...] = ()
 
 
@@ -124,8 +126,34 @@ def _live(state: WorkerState) -> Iterable[Metric]:
         gauge("noria_worker_draining", "1 while nothing new is taken, else 0.", state.draining),
         counter("noria_worker_steps", "Engine steps.", load.step_count),
         counter(
+            "noria_worker_busy_seconds", "Time in which steps were computed.", load.busy_us / 1e6
+        ),
+        *_accounts(state.accounts),
+        counter(
             "noria_worker_preemptions",
             "Times that a sequence gave its blocks back to go on later.",
             load.preemptions,
         ),
+    )
+
+
+def _accounts(accounts: Accounts) -> Iterable[Metric]:
+    """At rest the device time of both outcomes together is the busy time."""
+    works = {"told": accounts.told, "lost": accounts.lost}
+    tokens: dict[tuple[str, ...], float] = {}
+    for outcome, work in works.items():
+        tokens[outcome, "prompt"] = work.prompt_tokens
+        tokens[outcome, "cached_prompt"] = work.cached_tokens
+        tokens[outcome, "generated"] = work.generated_tokens
+    yield counters(
+        "noria_worker_device_seconds",
+        "Busy time of submits that ended: told to their routers, or lost with the session.",
+        ("outcome",),
+        {(outcome,): work.device_us / 1e6 for outcome, work in works.items()},
+    )
+    yield counters(
+        "noria_worker_accounted_tokens",
+        "Tokens of submits that ended: told to their routers, or lost with the session.",
+        ("outcome", "kind"),
+        tokens,
     )

@@ -99,6 +99,7 @@ async def _write(
         while True:
             for message in await session.outbox.take():
                 await write(message.to_proto())
+                session.sent(message)
 
 
 async def _watch(session: Session) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from noria.service.outbox import Outbox
 from noria.v1 import worker_pb2
+from worker.accounting import NOTHING, Accounts
 from worker.engine_output import EngineLoad
 from worker.sampling_checks import InvalidSubmitError
 from worker.sequence import Sequence
@@ -20,6 +21,7 @@ class Hub(Protocol):
     """The worker behind its sessions."""
 
     draining: bool
+    accounts: Accounts
 
     def new_sequence(self, submit: worker_pb2.Submit) -> Sequence: ...
     def start(self, submission: Submission, session: "Session") -> None: ...
@@ -45,6 +47,7 @@ class Session:
         self._last_submit_number = 0
         self._unseen: deque[tuple[int, int]] = deque()
         self._seen_submit_number = 0
+        self._untold = NOTHING
 
     @property
     def num_live(self) -> int:
@@ -87,7 +90,11 @@ class Session:
 
     def abort_all(self) -> None:
         """End everything of this session and forget it: nobody is left to tell."""
+        accounts = self._hub.accounts
+        accounts.lost += self._untold
+        self._untold = NOTHING
         for submission in self._live.values():
+            accounts.lost += submission.work
             self._hub.abort(submission)
             self._hub.forget(submission)
         self._live.clear()
@@ -97,6 +104,12 @@ class Session:
         """Forget a submit whose terminal entry is on its way."""
         del self._live[submission.number]
         self._names.discard(submission.name)
+        self._untold += submission.work
+
+    def sent(self, message: StepMessage) -> None:
+        """The router has been sent this message: what it tells of is lost no more."""
+        self._untold -= message.work
+        self._hub.accounts.told += message.work
 
     def report_load(self) -> None:
         """Put the current load on its way, beside whatever waits already."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ids
 from typing import Protocol
 
 from noria.v1 import worker_pb2
+from worker.accounting import Accounts, work_of
 from worker.engine_output import Account, Ended, EngineLoad, EngineOutput
 from worker.sampling_checks import ModelLimits
 from worker.scheduled import SequenceUpdate
@@ -51,6 +52,7 @@ class SessionHub:
         """`pieces`: the bytes of each token id, for the records of traced steps."""
         self.engine = engine
         self.draining = False
+        self.accounts = Accounts()
         self._limits = limits
         self._hidden_size = hidden_size
         self._pieces = pieces
@@ -179,6 +181,7 @@ class SessionHub:
         """The end of a choice: said on its last delta, or by the terminal entry of all."""
         route = self._routes.get(ended.sequence.sequence_id)
         if route is None:
+            self.accounts.lost += work_of([ended])
             return
         session, submission = route
         submission.ended.append(ended)
@@ -203,7 +206,7 @@ class SessionHub:
         session, _ = self._routes[submission.first.sequence_id]
         self.forget(submission)
         session.end(submission)
-        messages.setdefault(session, StepMessage()).terminals.append(terminal)
+        messages.setdefault(session, StepMessage()).add_terminal(terminal, submission.work)
 
     def _step_facts(self, output: EngineOutput) -> StepFacts:
         batch = output.output

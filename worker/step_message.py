@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from noria.v1 import worker_pb2
+from worker.accounting import NOTHING, Work
 
 # Log-probabilities of prompts that one message carries before another is begun: 16 MiB.
 _MAX_PROMPT_LOGPROBS = 1 << 21
@@ -10,13 +11,21 @@ _MAX_PROMPT_LOGPROBS = 1 << 21
 
 @dataclass(slots=True)
 class StepMessage:
-    """What waits for one router: deltas by (submit number, choice), and terminal entries."""
+    """What waits for one router: deltas by (submit number, choice), and terminal entries.
+
+    `work` is what these entries tell of.
+    """
 
     step_number: int = 0
     deltas: dict[tuple[int, int], worker_pb2.Delta] = field(default_factory=dict)
     terminals: list[worker_pb2.Terminal] = field(default_factory=list)
     load: worker_pb2.Load = field(default_factory=worker_pb2.Load)
     num_prompt_logprobs: int = 0
+    work: Work = NOTHING
+
+    def add_terminal(self, terminal: worker_pb2.Terminal, work: Work = NOTHING) -> None:
+        self.terminals.append(terminal)
+        self.work += work
 
     def add_delta(self, delta: worker_pb2.Delta) -> None:
         key = (delta.submit_number, delta.choice)
@@ -50,5 +59,6 @@ def merge_steps(last: StepMessage, new: StepMessage) -> bool:
     for delta in new.deltas.values():
         last.add_delta(delta)
     last.terminals.extend(new.terminals)
+    last.work += new.work
     last.load = new.load
     return True

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from noria.v1 import worker_pb2
+from worker.accounting import NOTHING, Work, work_of
 from worker.engine_output import Ended, Refusal
 from worker.sequence import Sequence
-from worker.translate import finished_from
+from worker.translate import finished_from, wire_work
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,11 @@ class Submission:
     def is_over(self) -> bool:
         return len(self.ended) == 1 + len(self.first.siblings)
 
+    @property
+    def work(self) -> Work:
+        """What was computed for those of its choices that have ended."""
+        return work_of(self.ended)
+
     def sequence_ids(self) -> Iterator[int]:
         yield self.first.sequence_id
         for sibling in self.first.siblings:
@@ -39,6 +45,8 @@ class Submission:
             terminal.refused.code = invalid if failed.field else internal
             terminal.refused.message = failed.failure
             terminal.refused.field = failed.field
+            if (work := self.work) != NOTHING:
+                terminal.refused.work.CopyFrom(wire_work(work))
         else:
             in_order = sorted(self.ended, key=lambda ended: ended.sequence.choice)
             terminal.finished.CopyFrom(finished_from(in_order))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from noria.service.limits import MAX_CACHE_SALT_BYTES, MAX_CHOICES, MAX_PROMPT_LOGPROBS
 from noria.v1 import common_pb2, worker_pb2
+from worker.accounting import Work
 from worker.engine_output import Account, Ended
 from worker.sampling_checks import InvalidSubmitError, ModelLimits, check_ids, sampling_from
 from worker.scheduled import SequenceUpdate
@@ -199,7 +200,18 @@ def finished_from(choices: Ids[Ended]) -> worker_pb2.Finished:
         waiting_us=waiting,
         prefill_us=prefill,
         decode_us=decode,
-        device_us=_us(account.device_s),
+        device_us=account.device_us,
+    )
+
+
+def wire_work(work: Work) -> worker_pb2.Work:
+    """What was computed for a submit that failed."""
+    return worker_pb2.Work(
+        prompt_tokens=work.prompt_tokens,
+        cached_tokens=work.cached_tokens,
+        output_tokens=work.generated_tokens,
+        computed_tokens=work.computed_tokens,
+        device_us=work.device_us,
     )
 
 
@@ -219,7 +231,7 @@ def _whole(choices: Ids[Ended]) -> Account:
         first_token=min(first_tokens, default=None),
         ended=max(account.ended for account in accounts),
         computed_tokens=sum(account.computed_tokens for account in accounts),
-        device_s=sum(account.device_s for account in accounts),
+        device_us=sum(account.device_us for account in accounts),
     )
 
 

@@ -9,7 +9,7 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import prometheus_client
@@ -56,6 +56,16 @@ def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Met
 def counter(name: str, text: str, value: float) -> Metric:
     """A count that is kept elsewhere; exposed as NAME_total."""
     return CounterMetricFamily(name, text, value=value)
+
+
+def counters(
+    name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], float]
+) -> Metric:
+    """Counts that are kept elsewhere, one for each tuple of label values."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
 
 
 def info(name: str, text: str, values: Mapping[str, str]) -> Metric:

@@ -690,7 +690,7 @@ class Finished(_message.Message):
     decode_us: _builtins.int
     device_us: _builtins.int
     """Share of the steps' time, divided among their sequences by positions
-    computed.
+    computed: the shares of a step add up to its time.
     """
     @_builtins.property
     def finish_reasons(self) -> _containers.RepeatedScalarFieldContainer[Global___FinishReason.ValueType]:
@@ -731,25 +731,65 @@ class Refused(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     code: Global___RefusalCode.ValueType
     message: _builtins.str
     """What was wrong, with the field and both numbers."""
     field: _builtins.str
     """The field at fault, when `code` is INVALID."""
+    @_builtins.property
+    def work(self) -> Global___Work:
+        """What was computed before it could not go on; absent if it never ran."""
+
     def __init__(
         self,
         *,
         code: Global___RefusalCode.ValueType = ...,
         message: _builtins.str = ...,
         field: _builtins.str = ...,
+        work: Global___Work | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Refused: _TypeAlias = Refused  # noqa: Y015
+
+@_typing.final
+class Work(_message.Message):
+    """Work is what a submit cost that ended without `Finished`; as there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_US_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    output_tokens: _builtins.int
+    """Output tokens of all choices, without those of `Submit.outputs`."""
+    computed_tokens: _builtins.int
+    device_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        computed_tokens: _builtins.int = ...,
+        device_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "device_us", b"device_us", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Work: _TypeAlias = Work  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):

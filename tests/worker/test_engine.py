@@ -60,7 +60,7 @@ def test_a_sequence_ends_once_with_its_durations(engine, clock):
     assert account.first_token - account.first_step == 2.0  # two chunks of the prompt
     assert account.ended - account.first_token == 2.0  # two decodes
     assert account.computed_tokens == 22
-    assert account.device_s == pytest.approx(4.0)
+    assert account.device_us == 4_000_000
     assert ended.sequence.output_token_ids == expected_output(sequence.prompt_token_ids, 3)
     assert [list(output.begun) for output in outputs] == [[], [1], [], []]
     assert outputs[-1].load.running == 0
@@ -71,8 +71,8 @@ def test_the_time_of_a_step_is_divided_by_positions_computed(engine, clock):
     engine.submit(make_sequence(1, prompt=9, max_tokens=1), clock.now)
     engine.submit(make_sequence(2, prompt=3, max_tokens=1), clock.now)
     output = engine.step()
-    shares = {ended.sequence.sequence_id: ended.account.device_s for ended in output.ended}
-    assert shares == {1: pytest.approx(0.75), 2: pytest.approx(0.25)}
+    shares = {ended.sequence.sequence_id: ended.account.device_us for ended in output.ended}
+    assert shares == {1: 750_000, 2: 250_000}
 
 
 def test_beyond_the_look_ahead_a_sequence_without_room_is_refused(engine, clock):
