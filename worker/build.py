@@ -12,6 +12,7 @@ from noria.plan.memory import host_memory
 from noria.service.protocol import PROTOCOL_VERSION
 from noria.service.vocabulary import Vocabulary, load_vocabulary
 from noria.v1 import worker_pb2
+from worker.allocator import keep_freed_memory
 from worker.block_pool import BlockPool
 from worker.config import WorkerConfig
 from worker.engine import Engine
@@ -53,6 +54,7 @@ def build_engine(
 
     Raises ValueError with the reason for a model or settings that cannot be served, OSError.
     """
+    keep_freed_memory()
     torch.set_num_threads(config.cpu_threads or len(os.sched_getaffinity(0)))
     memory = host_memory()
     progress("reading the vocabulary", 0, 1)

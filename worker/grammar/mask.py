@@ -27,7 +27,10 @@ def keep_allowed(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     for own, (_, draw, matcher) in zip(bits, matched, strict=True):
         _fill(own, draw, matcher)
     rows = torch.tensor([row for row, _, _ in matched], device=logits.device)
-    logits.index_copy_(0, rows, _masked(logits.index_select(0, rows), bits))
+    allowed = _unpacked(bits, logits)
+    # 0 where allowed, else -infinity: an addition is many times faster than a choice.
+    logits.index_add_(0, rows, allowed.to(logits.dtype).reciprocal_().neg_().add_(1))
+    _mend(logits, rows, allowed)
 
 
 def _fill(bits: Bits, draw: Draw, matcher: Matcher) -> None:
@@ -41,17 +44,19 @@ def _fill(bits: Bits, draw: Draw, matcher: Matcher) -> None:
         bits[:] = unended
 
 
-def _masked(logits: torch.Tensor, bits: Bits) -> torch.Tensor:
-    """logits [R, vocab_size] where the bits of [R, num_words] are set, else -infinity."""
-    vocab_size = logits.shape[1]
-    unpacked = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-    allowed = torch.from_numpy(unpacked).view(torch.bool).to(logits.device)
-    masked = torch.where(allowed, logits, -torch.inf)
-    # Logits that are no numbers tell of damage wherever they stand.
-    masked[~(logits < torch.inf).all(dim=1)] = torch.nan
-    hopeless = masked.amax(dim=1) == -torch.inf
+def _unpacked(bits: Bits, logits: torch.Tensor) -> torch.Tensor:
+    """uint8 [R, vocab_size] from the bits of [R, num_words], on the logits' device."""
+    unpacked = np.unpackbits(bits.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    return torch.from_numpy(unpacked).to(logits.device)
+
+
+def _mend(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
+    """Rows without a number become NaN; so do those where nothing is allowed."""
+    highest = logits.amax(dim=1)[rows]
+    # Logits that are no numbers tell of damage wherever they stand: the sum keeps them so.
+    logits[rows[~(highest < torch.inf)]] = torch.nan
+    hopeless = highest == -torch.inf
     if bool(hopeless.any()):
-        rows = hopeless.nonzero().flatten()
-        lowest = allowed[rows].int().argmax(dim=1)
-        masked[rows, lowest] = torch.where(allowed[rows].any(dim=1), 0.0, torch.nan)
-    return masked
+        own = allowed[hopeless].bool()
+        lowest = own.int().argmax(dim=1)
+        logits[rows[hopeless], lowest] = torch.where(own.any(dim=1), 0.0, torch.nan)
