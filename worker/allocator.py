@@ -22,4 +22,5 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     settings = ((_M_MMAP_THRESHOLD, _MMAP_THRESHOLD), (_M_TRIM_THRESHOLD, _TRIM_THRESHOLD))
-    return sum(mallopt(name, value) for name, value in settings) == len(settings)
+    taken: int = sum(mallopt(name, value) for name, value in settings)
+    return taken == len(settings)
