@@ -111,6 +111,7 @@ class WorkerState:
         self._limits = limits
         self._pace = StepPace(limits.stall_min_s)
         self._submit_number = 0
+        self._submitted_at = 0.0
 
     def submit(self, stream: TokenStream, now: float, routing_note: str = "") -> None:
         """Give the worker a request."""
@@ -118,6 +119,7 @@ class WorkerState:
             self._pace.begin(now)
         generation = stream.generation
         self._submit_number += 1
+        self._submitted_at = now
         stream.attempts += 1
         prompt_tokens = len(generation.prompt_token_ids)
         attempt = Attempt(stream, prompt_tokens, generation.price, generation.num_choices)
@@ -199,8 +201,9 @@ class WorkerState:
             self.refused_since_load = True
         attempt = self._end(submit_number)
         if refusal is Refusal.INTERNAL and attempt is not None:
-            # The message that told of it has told its load, too.
-            self.breaker.failed(submit_number, self.load.received_at if self.load else 0.0)
+            # The message that told of it may have told its load, too.
+            told_at = self.load.received_at if self.load else self._submitted_at
+            self.breaker.failed(submit_number, told_at)
         else:
             self.breaker.passed(submit_number)
         if attempt is not None and attempt.wanted:

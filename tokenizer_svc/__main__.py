@@ -11,7 +11,7 @@ from typing import Any
 import click
 import structlog
 
-from noria.service.log import LEVELS, configure_logging, places_of
+from noria.service.log import LEVELS, configure_logging, places_of, why_not
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import unless
@@ -76,8 +76,8 @@ async def serve(config: TokenizerConfig, log: structlog.typing.FilteringBoundLog
             await stop.wait()
             log.info("draining")
             left = await tokenizer.drain(config.drain_grace_s)
-    except (ValueError, OSError) as error:
-        log.error("cannot serve", reason=str(error))
+    except Exception as error:
+        log.error("cannot serve", **why_not(error))
         return 1
     log.info("stopped", cut_off=left)
     return 0

@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+# The longest of published models have about 40.
+MAX_LETTERS = 256
+
 
 @dataclass(frozen=True)
 class ControlToken:
@@ -19,14 +22,17 @@ class ControlToken:
 class ControlTokens:
     """All control tokens of a model. Immutable after construction.
 
-    Raises ValueError for a token of a single letter: no marker fits inside it.
+    Raises ValueError for a token of a single letter, inside which no marker fits, or of more
+    than MAX_LETTERS.
     """
 
     def __init__(self, tokens: Iterable[ControlToken]) -> None:
         self._by_text = {token.text: token for token in tokens}
         for text in self._by_text:
-            if len(text) < 2:
-                raise ValueError(f"control token {text!r} has fewer than 2 letters")
+            if not 2 <= len(text) <= MAX_LETTERS:
+                raise ValueError(
+                    f"control token {text:.40} has {len(text)} letters; from 2 to {MAX_LETTERS}"
+                )
         pattern = _longest_of(sorted(self._by_text)) or r"(?!)"
         self._pattern = re.compile(pattern)
         # The first letter of each token, of one that begins inside another too.

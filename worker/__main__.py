@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import structlog
 
-from noria.service.log import LEVELS, configure_logging, places_of
+from noria.service.log import LEVELS, configure_logging, places_of, why_not
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import first_of, unless
@@ -136,8 +136,8 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
             _tell_cache(log, facts)
             log.info("ready", seconds=round(time.monotonic() - started, 2), model=config.name)
             return await _until_stopped(worker, stop, config.drain_grace_s, log)
-    except (ValueError, OSError) as error:
-        log.error("cannot serve", reason=str(error))
+    except Exception as error:
+        log.error("cannot serve", **why_not(error))
         return 1
 
 

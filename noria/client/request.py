@@ -95,8 +95,8 @@ def _checked(field: str, assign: Callable[[], object]) -> None:
     except UnicodeEncodeError as error:
         problem = f"{field}: not valid Unicode at character {error.start}"
         raise ValueError(problem) from None
-    except ValueError as error:
-        raise ValueError(f"{field}: {error}") from None
+    except (ValueError, OverflowError):
+        raise ValueError(f"{field}: the value is out of range") from None
     except TypeError:
         raise TypeError(f"{field}: the value has the wrong type") from None
 

@@ -8,6 +8,7 @@ and only dequantisation is left to the package.
 
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,7 +152,6 @@ def read_gguf(path: Path) -> GGUFFile:
         for info in infos
     }
     if len(tensors) < len(infos):
-        names = [info.name for info in infos]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(info.name for info in infos).most_common(1)[0][0]
         raise GGUFError(f"{path}: tensor {twice} is listed twice")
     return GGUFFile(path, metadata, tensors, memoryview(data))

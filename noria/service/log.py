@@ -43,6 +43,17 @@ def loop_end(
     return tell
 
 
+def why_not(error: Exception) -> dict[str, object]:
+    """What to log of an error that kept a service from its start.
+
+    Settings and model files are told of in the error's own words; another error is a defect,
+    told by its place.
+    """
+    if isinstance(error, ValueError | OSError):
+        return {"reason": str(error)}
+    return {"reason": f"unexpected {type(error).__name__}", "where": places_of(error)}
+
+
 def places_of(error: BaseException) -> list[str]:
     """A traceback's places, without the exception's text: that could hold what a request sent."""
     frames = traceback.extract_tb(error.__traceback__)

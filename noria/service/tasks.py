@@ -22,21 +22,31 @@ async def keep_running(
     on_end: Callable[[BaseException | None], None],
     *,
     pause_s: float = 1.0,
+    max_pause_s: float = 60.0,
 ) -> None:
     """Run what should never end, and start it again whenever it does.
+
+    Before each start it pauses for `pause_s`; after one error on another twice as long each
+    time, up to `max_pause_s`, unless it ran for longer than that.
 
     A process goes on without its other tasks' errors, and must not go on without this one.
     `on_end` hears of each end, with the error if there was one. Cancelled, it ends with what
     it runs.
     """
+    loop, pause = asyncio.get_running_loop(), pause_s
     while True:
+        started = loop.time()
         task = asyncio.create_task(start())
         try:
             await asyncio.wait({task})
         finally:
             await _cancel(task)
         on_end(None if task.cancelled() else task.exception())
-        await asyncio.sleep(pause_s)
+        failed = not task.cancelled() and task.exception() is not None
+        lived = loop.time() - started > max_pause_s
+        pause = pause if failed and not lived else pause_s
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, max_pause_s)
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -87,7 +87,7 @@ def refusing_malformed(source: str) -> Iterator[None]:
     """Raises VocabularyError, naming `source`, where a value in it has not the form expected."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, UnicodeError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, UnicodeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise VocabularyError(f"{source}: malformed: {what[:_MAX_TOLD]}") from error
 

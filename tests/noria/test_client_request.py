@@ -76,7 +76,9 @@ def test_choices_arrive_in_their_order_and_none_are_none():
     [
         ("hi", {"max_tokens": -1}, "max_tokens"),
         ("hi", {"max_tokens": 2**32}, "max_tokens"),
-        ("hi", {"seed": 2**63}, "seed"),
+        ("hi", {"seed": 2**63}, "seed: the value is out of range"),
+        ("hi", {"temperature": 10**400}, "temperature: the value is out of range"),
+        ("hi", {"logit_bias": {3: 10**400}}, "logit_bias: the value is out of range"),
         ("hi", {"temperature": "warm"}, "temperature"),
         ("hi", {"stop_token_ids": [-1]}, "stop_token_ids"),
         ("hi", {"logit_bias": {-1: 2.0}}, "logit_bias"),

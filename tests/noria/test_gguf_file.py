@@ -90,3 +90,12 @@ def test_any_damage_is_a_gguf_error_or_harmless(tmp_path_factory, at, damage):
     path.write_bytes(content[:at] + damage + content[at + len(damage) :])
     with contextlib.suppress(GGUFError):
         read_gguf(path)
+
+
+def test_a_tensor_that_is_listed_twice_is_named(written):
+    """However many there are, and wherever the two stand."""
+    info = struct.pack("<IQIQ", 1, 3, 0, 0)
+    names = [text(f"t{i}") for i in range(30_000)]
+    rest = b"".join(name + info for name in (*names, names[29_998]))
+    with pytest.raises(GGUFError, match="tensor t29998 is listed twice"):
+        read_gguf(written(header(ARCHITECTURE, num_tensors=30_001, rest=rest)))

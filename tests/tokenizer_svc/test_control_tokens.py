@@ -90,8 +90,15 @@ def test_flags_take_in_spaces_and_need_word_borders():
 
 def test_a_token_of_one_letter_is_refused():
     """It could not be told from the same letter in ordinary text."""
-    with pytest.raises(ValueError, match="fewer than 2 letters"):
+    with pytest.raises(ValueError, match="control token § has 1 letters; from 2 to 256"):
         ControlTokens([ControlToken("§", 1)])
+
+
+def test_a_token_as_long_as_a_page_is_refused():
+    """Published ones have about 40 letters; the pattern for them nests as deep as they are long."""
+    ControlTokens([ControlToken("<" + "a" * 255, 1)])
+    with pytest.raises(ValueError, match="^control token <a{39} has 257 letters; from 2 to 256$"):
+        ControlTokens([ControlToken("<" + "a" * 256, 1)])
 
 
 def test_many_tokens_cost_no_more_than_few():

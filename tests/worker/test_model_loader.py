@@ -209,6 +209,19 @@ def test_a_file_cut_within_its_header_is_named(folder, size):
         open_checkpoint(folder)
 
 
+@pytest.mark.parametrize(
+    "header", ["[" * 20_000, '{"x": {"data_offsets": [0, 1e999]}}', '{"x": ' * 20_000, "1"]
+)
+def test_a_hostile_header_is_a_damaged_file(folder, header):
+    """However deep it nests, and whatever its numbers are."""
+    path = folder / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    with pytest.raises(
+        WeightsError, match=r"model\.safetensors: damaged or truncated at \d+ bytes"
+    ):
+        open_checkpoint(folder)
+
+
 def sharded(network, folder):
     """Two shards, and the names in the first."""
     network.save_pretrained(folder, max_shard_size="300KB")

@@ -24,9 +24,13 @@ class Fields:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, value, "a number")
-        if not math.isfinite(value):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
             raise self._wrong(name, value, "a finite number")
-        return float(value)
+        return number
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self._value(name, default)
@@ -76,7 +80,7 @@ class Fields:
         return value
 
     def _wrong(self, name: str, value: Any, wanted: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {name} is {value!r}; {wanted} is needed")
+        return ConfigError(f"{self.where}: {name} is {value!r:.80}; {wanted} is needed")
 
 
 def refuse_unless_neutral(

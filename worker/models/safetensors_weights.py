@@ -84,7 +84,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path}: no readable weight_map: {error!r}") from error
 
 
@@ -111,7 +111,7 @@ def _first_beyond(path: Path, size: int) -> str | None:
             ends = {
                 name: 8 + length + int(about["data_offsets"][1]) for name, about in header.items()
             }
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
             return None
     beyond = {name: end for name, end in ends.items() if end > size}
     if not beyond:
