@@ -97,7 +97,7 @@ def test_a_token_of_one_letter_is_refused():
 def test_a_token_as_long_as_a_page_is_refused():
     """Published ones have about 40 letters; the pattern for them nests as deep as they are long."""
     ControlTokens([ControlToken("<" + "a" * 255, 1)])
-    with pytest.raises(ValueError, match="^control token <a{39} has 257 letters; from 2 to 256$"):
+    with pytest.raises(ValueError, match=r"^control token <a{39} has 257 letters; from 2 to 256$"):
         ControlTokens([ControlToken("<" + "a" * 256, 1)])
 
 
