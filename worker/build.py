@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from noria.models.config import ModelConfig
 from noria.plan.memory import host_memory
 from noria.service.protocol import PROTOCOL_VERSION
 from noria.service.vocabulary import Vocabulary, load_vocabulary
@@ -20,7 +21,6 @@ from worker.grammar.line import NO_COMPILER, Compiler
 from worker.grammar.tokens import TokenTable
 from worker.kv_cache import allocate_kv_cache
 from worker.model_runner import ModelRunner
-from worker.models.config import ModelConfig
 from worker.network import Network, load_network, scripted_network
 from worker.sampling_checks import ModelLimits
 from worker.scheduler import Scheduler

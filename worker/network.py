@@ -2,24 +2,24 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from noria.models.config import ConfigError, ModelConfig
+from noria.models.description import describe
+from noria.models.kernels import kernel_weight_bytes, reasons_against
 from noria.plan.memory import HostMemory
-from noria.service.gguf_file import read_gguf
 from worker.attention.base import AttentionBackend, KVCacheSpec
 from worker.attention.torch_backend import TorchBackend
 from worker.config import WorkerConfig
-from worker.models.config import ModelConfig
-from worker.models.gguf_config import read_gguf_config
-from worker.models.hf_config import read_hf_config
 from worker.models.loader import Checkpoint, open_checkpoint
 from worker.models.transformers_checkpoint import TransformersCheckpoint
-from worker.native.backend import GROUP, NativeBackend
+from worker.native.backend import NativeBackend
 from worker.native.kernels import Kernels, load_kernels
 from worker.native.library import BuildError
-from worker.native.model import NativeDecoder, reasons_against
+from worker.native.model import NativeDecoder
 from worker.native.variants import UnsupportedCPUError
 from worker.scripted import ScriptedCache, ScriptedModel, load_scripts
 from worker.sizing import Budget, CacheSize, cache_size, kv_budget
@@ -54,7 +54,7 @@ def load_network(config: WorkerConfig, memory: HostMemory, progress: Progress) -
     checkpoint = open_checkpoint(config.model)
     if config.attention_backend == "torch":
         return load.on_torch(checkpoint)
-    reasons = _reasons_against_native(config, checkpoint)
+    reasons = reasons_against(checkpoint.config, config.dtype, config.block_size)
     if not reasons and isinstance(checkpoint, Checkpoint):
         try:
             kernels = load.kernels()
@@ -71,8 +71,7 @@ def scripted_network(config: WorkerConfig, memory: HostMemory) -> Network:
     """Replays `config.script` with the sizes of `config.model`. Raises as `load_network`."""
     if config.script is None:
         raise ValueError("script is not set")
-    path = config.model
-    described = read_hf_config(path) if path.is_dir() else read_gguf_config(read_gguf(path))
+    described = describe(config.model).config
     eos = min(described.eos_token_ids, default=0)
     model = ScriptedModel(load_scripts(config.script), described.vocab_size, eos)
     backend, budget = ScriptedCache(), kv_budget(config, memory, 0)
@@ -91,17 +90,18 @@ def _sized(
     return cache_size(config, budget, spec, block_size, about.max_position_embeddings)
 
 
-def _reasons_against_native(
-    config: WorkerConfig, checkpoint: Checkpoint | TransformersCheckpoint
-) -> list[str]:
-    reasons = []
-    if config.dtype not in ("auto", "bfloat16"):
-        reasons.append(f"dtype {config.dtype} was asked for, its weights are bfloat16")
-    if config.block_size is not None and config.block_size % GROUP:
-        reasons.append(f"block_size {config.block_size} is no multiple of {GROUP}")
-    if isinstance(checkpoint, TransformersCheckpoint):
-        return [*reasons, "the model is computed by transformers' own code"]
-    return reasons + reasons_against(checkpoint.config)
+def _check_spec(planned: KVCacheSpec, asked: KVCacheSpec, where: Path) -> None:
+    """The cache was sized by the config; a model that keeps something else is not served."""
+    if planned != asked:
+        raise ConfigError(
+            f"{where}: the config describes K and V of {_told(planned)}; the model keeps "
+            f"{_told(asked)}: not supported"
+        )
+
+
+def _told(spec: KVCacheSpec) -> str:
+    dtype = str(spec.dtype).removeprefix("torch.")
+    return f"{spec.num_layers} layers x {spec.num_kv_heads} KV heads x {spec.head_dim} in {dtype}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,8 @@ class _Load:
 
     def on_kernels(self, checkpoint: Checkpoint, kernels: Kernels) -> Network:
         about, backend = checkpoint.config, NativeBackend(kernels)
-        size = self._size(checkpoint, torch.bfloat16, backend)
+        weight_bytes = kernel_weight_bytes(about, checkpoint.layout)
+        size = self._size(about, torch.bfloat16, weight_bytes, backend)
         model = NativeDecoder(about, checkpoint.read(torch.bfloat16, self._loading), kernels)
         kind = kernels.variant.name
         return Network(about, model, backend, "bfloat16", model.weight_bytes, size, kind)
@@ -132,22 +133,20 @@ class _Load:
         name = "float32" if self.config.dtype == "auto" else self.config.dtype
         dtype: torch.dtype = getattr(torch, name)
         about, backend = checkpoint.config, TorchBackend()
-        size = self._size(checkpoint, dtype, backend)
-        model, weight_bytes = checkpoint.load(dtype, self._loading), checkpoint.weight_bytes(dtype)
+        weight_bytes = checkpoint.weight_bytes(dtype)
+        size = self._size(about, dtype, weight_bytes, backend)
+        model = checkpoint.load(dtype, self._loading)
+        _check_spec(size.spec, model.kv_spec, self.config.model)
         return Network(
             *(about, model, backend, name, weight_bytes, size), passed_over=tuple(passed_over)
         )
 
     def _size(
-        self,
-        checkpoint: Checkpoint | TransformersCheckpoint,
-        dtype: torch.dtype,
-        backend: AttentionBackend,
+        self, about: ModelConfig, dtype: torch.dtype, weight_bytes: int, backend: AttentionBackend
     ) -> CacheSize:
         """What cannot be held is refused before gigabytes of weights are read."""
-        about = checkpoint.config
         spec = KVCacheSpec(about.num_layers, about.num_kv_heads, about.head_dim, dtype)
-        budget = kv_budget(self.config, self.memory, checkpoint.weight_bytes(dtype))
+        budget = kv_budget(self.config, self.memory, weight_bytes)
         return _sized(self.config, budget, about, spec, backend)
 
     def _loading(self, done: int, total: int) -> None:

@@ -11,10 +11,11 @@ from worker.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes for keys and values, and how they came about."""
+    """Bytes for keys and values, and how they came about. `most` is what memory can hold."""
 
     num_bytes: int
     reason: str
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,13 @@ def kv_budget(config: WorkerConfig, memory: HostMemory, weight_bytes: int) -> Bu
     """Decided before weights are read; `memory` is from before any were.
 
     Raises ValueError with both sizes if the weights, or they and a cache of the given size,
-    exceed the memory.
+    of all workers on this computer exceed what is free.
     """
-    given = config.kv_cache_memory_bytes
+    given, count = config.kv_cache_memory_bytes, config.local_workers
+    most = memory.available // count - weight_bytes
     if given is not None:
-        if given + weight_bytes > memory.total:
-            raise ValueError(
-                f"kv_cache_memory_bytes {given:,} and weights of {weight_bytes:,} bytes exceed "
-                f"the {memory.total:,} bytes of memory"
-            )
-        return Budget(given, f"kv_cache_memory_bytes = {exact_bytes(given)}")
-    count = config.local_workers
+        _check_given(given, weight_bytes, count, memory)
+        return Budget(given, f"kv_cache_memory_bytes = {exact_bytes(given)}", most)
     each = host_kv_bytes(memory.available, weight_bytes, count)
     workers = "" if count == 1 else f"{count} workers x "
     divided = "" if count == 1 else f" / {count} workers"
@@ -73,7 +70,18 @@ def kv_budget(config: WorkerConfig, memory: HostMemory, weight_bytes: int) -> Bu
         each,
         f"({memory.available:,} bytes free ({memory.limit}) - {workers}{weight_bytes:,} of weights)"
         f" x {HOST_KV_SHARE:g}{divided} = {exact_bytes(each)}",
+        most,
     )
+
+
+def _check_given(given: int, weight_bytes: int, count: int, memory: HostMemory) -> None:
+    needed = count * (given + weight_bytes)
+    if needed > memory.available:
+        each = "" if count == 1 else f" of each of {count} workers"
+        raise ValueError(
+            f"kv_cache_memory_bytes {given:,} and weights of {weight_bytes:,} bytes{each} need "
+            f"{needed:,} bytes; {memory.available:,} are free ({memory.limit})"
+        )
 
 
 def cache_size(
@@ -101,6 +109,7 @@ def _blocks(
     config: WorkerConfig, budget: Budget, spec: KVCacheSpec, block_size: int, longest: int
 ) -> tuple[int, str]:
     if config.num_blocks is not None:
+        _check_num_blocks(config.num_blocks, block_size * spec.bytes_per_token, budget.most)
         return config.num_blocks, "num_blocks as given"
     useful = config.max_num_seqs * blocks_of(longest, block_size)
     try:
@@ -113,3 +122,12 @@ def _blocks(
             f"{fitting:,} blocks: {budget.reason}"
         )
     return fitting, budget.reason
+
+
+def _check_num_blocks(num_blocks: int, block_bytes: int, most: int) -> None:
+    needed = (num_blocks + 1) * block_bytes
+    if needed > most:
+        raise ValueError(
+            f"num_blocks {num_blocks:,} and the null block need {needed:,} bytes; beside the "
+            f"weights {most:,} are free"
+        )

@@ -9,16 +9,16 @@ from rich.console import Console
 
 from noria.cli.model_source import DEFAULT_MODEL, ModelSourceError, config_of
 from noria.cli.terminal import tell
+from noria.models.description import Description, describe
+from noria.models.kernels import reasons_against
 from noria.plan.capacity import Capacity, Settings, capacity
 from noria.plan.cards import CARDS, CPU, Card, named_card, this_computer
-from noria.plan.gguf_shape import gguf_shape
-from noria.plan.hf_shape import hf_shape
-from noria.plan.kv import DEFAULT_BLOCK_SIZE, DTYPE_BYTES, host_dtype
+from noria.plan.kv import DEFAULT_BLOCK_SIZE, DTYPE_BYTES
 from noria.plan.load import Load, plan_fleet
 from noria.plan.memory import host_memory
 from noria.plan.render import show
 from noria.plan.report import Plan, check_chats, numbers_of
-from noria.plan.shape import ModelShape
+from noria.plan.shape import ModelShape, shape_of
 from noria.plan.units import parse_bytes
 
 _CARDS = f"{CPU}: this computer's free memory; {', '.join(CARDS)}."
@@ -139,11 +139,13 @@ def plan(as_json: bool, **options: Any) -> None:
 def _planned(asked: _Asked) -> Plan:
     card = _card(asked)
     _check_load(asked)
-    name, shape = _shape(asked.model)
-    held = capacity(shape, card, _settings(asked, card, shape))
+    source = config_of(asked.model, tell)
+    described = describe(source.path)
+    shape = shape_of(described)
+    held = capacity(shape, card, _settings(asked, card, described))
     chat_len = _chat_len(asked, shape)
     max_num_seqs = asked.max_num_seqs or held.suggested_max_num_seqs(chat_len)
-    made = Plan(name, held, chat_len, max_num_seqs, asked.chats)
+    made = Plan(source.name, held, chat_len, max_num_seqs, asked.chats)
     check_chats(made)
     return made if asked.request_rate is None else _with_load(made, asked, held)
 
@@ -177,16 +179,15 @@ def _check_load(asked: _Asked) -> None:
                                f"missing: {', '.join(missing)}")  # fmt: skip
 
 
-def _shape(model: str) -> tuple[str, ModelShape]:
-    source = config_of(model, tell)
-    is_gguf = source.path.is_file() and source.path.suffix == ".gguf"
-    return source.name, gguf_shape(source.path) if is_gguf else hf_shape(source.path)
-
-
-def _settings(asked: _Asked, card: Card, shape: ModelShape) -> Settings:
-    own = host_dtype(shape.family) if card.is_host else shape.dtype or "bfloat16"
+def _settings(asked: _Asked, card: Card, described: Description) -> Settings:
+    """On this computer as its workers choose, on a card in the checkpoint's own type."""
+    given = asked.dtype or "auto"
+    on_kernels = card.is_host and not reasons_against(described.config, given, asked.block_size)
+    in_files = described.dtype if described.dtype in DTYPE_BYTES else "bfloat16"
+    own = ("bfloat16" if on_kernels else "float32") if card.is_host else in_files
     return Settings(
         dtype=asked.dtype or own,
+        on_kernels=on_kernels,
         block_size=asked.block_size,
         max_num_batched_tokens=asked.max_num_batched_tokens,
         gpu_memory_utilization=asked.gpu_memory_utilization,

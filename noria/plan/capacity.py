@@ -29,7 +29,10 @@ class DoesNotFitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the model would be run; the names are the worker's."""
+    """How the model would be run; the names are the worker's.
+
+    `on_kernels`: by the CPU's own kernels, which hold weights in their own way.
+    """
 
     dtype: str
     block_size: int
@@ -37,6 +40,7 @@ class Settings:
     gpu_memory_utilization: float = 0.9
     workers: int = 1
     kv_cache_memory_bytes: int | None = None
+    on_kernels: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class Capacity:
 def capacity(shape: ModelShape, card: Card, settings: Settings) -> Capacity:
     """Raises DoesNotFitError with what is there and what is missing."""
     itemsize = DTYPE_BYTES[settings.dtype]
-    weights = shape.num_parameters * itemsize
+    weights = _weight_bytes(shape, settings)
     per_token = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, itemsize)
     if card.is_host:
         usable, activations, workspace = card.memory // settings.workers, 0, 0
@@ -139,6 +143,12 @@ def capacity(shape: ModelShape, card: Card, settings: Settings) -> Capacity:
         *(shape, card, settings, usable, weights, activations, workspace),
         *(kv_bytes, per_token, num_blocks),
     )
+
+
+def _weight_bytes(shape: ModelShape, settings: Settings) -> int:
+    if settings.on_kernels and shape.kernel_bytes is not None:
+        return shape.kernel_bytes
+    return shape.weight_bytes(settings.dtype)
 
 
 def _activations(shape: ModelShape, itemsize: int, num_positions: int) -> int:

@@ -3,17 +3,10 @@
 from noria.plan.units import both_units
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# What a worker computes with its own kernels for CPUs; it runs the others on torch.
-CPU_NATIVE_FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 DEFAULT_BLOCK_SIZE = 16
 # The part of a computer's free memory that keys and values may take: what else runs there,
 # activations, buffers of the network and the cache of files live in the other half.
 HOST_KV_SHARE = 0.5
-
-
-def host_dtype(family: str) -> str:
-    """What a worker on a CPU with a compiler takes if it is not told."""
-    return "bfloat16" if family in CPU_NATIVE_FAMILIES else "float32"
 
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:

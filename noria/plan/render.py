@@ -56,8 +56,8 @@ def _memory(capacity: Capacity) -> Iterator[Row]:
     yield (
         "weights",
         both_units(capacity.weight_bytes),
-        f"{shape.num_parameters:,} x {itemsize} bytes = {capacity.weight_bytes:,} bytes; every "
-        "step reads all of them once, however many chats share it",
+        f"{_weights(capacity)} = {capacity.weight_bytes:,} bytes; every step reads all of them "
+        "once, however many chats share it",
     )
     per_token = capacity.kv_bytes_per_token
     yield (
@@ -74,6 +74,15 @@ def _memory(capacity: Capacity) -> Iterator[Row]:
         f"/ ({capacity.settings.block_size} x {capacity.kv_bytes_per_token:,}), less one block "
         "that stays empty",
     )
+
+
+def _weights(capacity: Capacity) -> str:
+    count, itemsize = capacity.shape.num_parameters, DTYPE_BYTES[capacity.settings.dtype]
+    more = capacity.weight_bytes - count * itemsize
+    if not more:
+        return f"{count:,} x {itemsize} bytes"
+    why = "norms and biases" if capacity.settings.on_kernels else "norms"
+    return f"{count:,} x {itemsize} bytes + {more:,} for {why} in float32"
 
 
 def _left(capacity: Capacity) -> str:

@@ -1,17 +1,20 @@
-"""What planning needs to know of a model."""
+"""What planning needs to know of a model: its description as the worker reads it, summed up."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-_LARGEST = 1 << 40
-_MAX_CONFIG_BYTES = 16 << 20
+from noria.models.config import DecoderConfig, ModelConfig
+from noria.models.description import Description, describe
+from noria.models.family import Layout, Parameter
+from noria.models.kernels import kernel_weight_bytes
+from noria.plan.kv import DTYPE_BYTES
 
-
-class ShapeError(ValueError):
-    """The description does not say what the model is, or names one that is not known."""
+_NAMES = {
+    "embedding": "token embedding",
+    "positions": "position embedding",
+    "head": "output matrix",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class ModelShape:
 
     parameters            all of them, in groups
     window                positions that a windowed layer sees; None: no layer has a window
-    dtype                 in which the checkpoint is kept; None: not said
+    fp32_parameters       those of them that are fp32 whatever the dtype
+    kernel_bytes          the weights as the CPU's own kernels hold them; None: not of their kind
     """
 
     family: str
@@ -43,56 +47,80 @@ class ModelShape:
     max_position_embeddings: int
     window: int | None = None
     num_windowed_layers: int = 0
-    dtype: str | None = None
+    fp32_parameters: int = 0
+    kernel_bytes: int | None = None
 
     @property
     def num_parameters(self) -> int:
         return sum(part.count for part in self.parameters)
 
-
-class Values:
-    """Typed reads of a description; errors name the file, the field and the value."""
-
-    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
-        self.where = where
-        self._values = values
-
-    def get(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self._values.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise ShapeError(f"{self.where}: {name} is missing")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ShapeError(f"{self.where}: {name} is {_told(value)}; an integer is needed")
-        if not 1 <= value <= _LARGEST:
-            raise ShapeError(f"{self.where}: {name} is {value}; from 1 to {_LARGEST}")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ShapeError(f"{self.where}: {name} is {_told(value)}; true or false is needed")
-        return value
+    def weight_bytes(self, dtype: str) -> int:
+        """On torch, in that dtype."""
+        itemsize = DTYPE_BYTES[dtype]
+        return self.num_parameters * itemsize + self.fp32_parameters * (4 - itemsize)
 
 
-def read_json(path: Path) -> Values:
-    """A config.json. Raises ShapeError, OSError."""
-    size = path.stat().st_size
-    if size > _MAX_CONFIG_BYTES:
-        raise ShapeError(f"{path}: {size} bytes; a config has at most {_MAX_CONFIG_BYTES}")
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ShapeError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ShapeError(f"{path}: not a JSON object")
-    return Values(str(path), values)
+def read_shape(path: Path) -> ModelShape:
+    """Of a folder, a config.json or a GGUF file. Raises as `describe`."""
+    return shape_of(describe(path))
 
 
-def _told(value: object) -> str:
-    return repr(value)[:60]
+def shape_of(described: Description) -> ModelShape:
+    """Weights are not needed."""
+    config, layout = described.config, described.layout
+    window, windowed = _windows(config)
+    decoder = config if isinstance(config, DecoderConfig) else None
+    return ModelShape(
+        family=config.architecture,
+        parameters=tuple(_counts(layout)),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        window=window,
+        num_windowed_layers=windowed,
+        fp32_parameters=layout.sum(lambda p: p.size if p.from_one else 0),
+        kernel_bytes=None if decoder is None else kernel_weight_bytes(decoder, layout),
+    )
+
+
+def _windows(config: ModelConfig) -> tuple[int | None, int]:
+    """The window, and how many layers have it."""
+    if not isinstance(config, DecoderConfig) or config.sliding_window is None:
+        return None, 0
+    full = config.full_layers
+    windowed = config.num_layers - sum(0 <= index < config.num_layers for index in full)
+    return (config.sliding_window, windowed) if windowed else (None, 0)
+
+
+def _counts(layout: Layout) -> Iterator[Count]:
+    yield from map(_around, layout.before)
+    yield _layers(layout)
+    norm = sum(parameter.size for parameter in layout.after if parameter.name == "norm")
+    if norm:
+        yield Count("last norm", norm)
+    yield from (_around(parameter) for parameter in layout.after if parameter.name != "norm")
+
+
+def _around(parameter: Parameter) -> Count:
+    name = _NAMES.get(parameter.name, parameter.name)
+    return Count(f"{name} {' x '.join(f'{n:,}' for n in parameter.shape)}", parameter.size)
+
+
+def _layers(layout: Layout) -> Count:
+    sizes = {"attention": 0, "MLP": 0, "norms": 0}
+    for parameter in layout.layer(0):
+        sizes[_kind(parameter)] += parameter.size
+    parts = " + ".join(f"{kind} {size:,}" for kind, size in sizes.items())
+    return Count(f"{layout.num_layers} layers x ({parts})", layout.num_layers * sum(sizes.values()))
+
+
+def _kind(parameter: Parameter) -> str:
+    module = parameter.parts[0].name
+    if "norm" in module or ".ln_" in module:
+        return "norms"
+    return "attention" if "attn" in module else "MLP"

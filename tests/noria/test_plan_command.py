@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from noria.cli.main import main
-from noria.plan.kv import host_dtype
 
 OPT_13B = {
     "architectures": ["OPTForCausalLM"], "vocab_size": 50272, "hidden_size": 5120,
@@ -80,7 +79,6 @@ def test_this_computer_is_the_card_if_none_is_named(run):
     small = {**GEMMA, "vocab_size": 1000}
     assert "this computer" in run(config=small).output
     assert json.loads(run("--json", config=small).output)["dtype"] == "float32"
-    assert host_dtype("llama") == "bfloat16"
 
 
 @pytest.mark.parametrize(

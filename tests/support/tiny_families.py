@@ -36,6 +36,10 @@ _LLAMA3 = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
 }  # fmt: skip
 _LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 _LOCAL = {"rope_type": "default", "rope_theta": 100.0}
 
 # Case -> transformers' class, its config's class, settings.
@@ -45,6 +49,15 @@ FAMILIES = {
     "llama, one KV head": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 1}),
     "llama, llama3 rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _LLAMA3}),
     "llama, linear rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _LINEAR}),
+    "llama, yarn rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _YARN}),
+    "llama, yarn by scales": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {
+            "rope_parameters": _YARN
+            | {"mscale": 0.7, "mscale_all_dim": 2.0, "beta_fast": 8, "beta_slow": 0.5}
+        },
+    ),
     "llama, biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "mistral, window": (MistralForCausalLM, MistralConfig, {"sliding_window": 11}),
@@ -55,6 +68,11 @@ FAMILIES = {
         {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
+    "qwen3, yarn rope": (
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        {"rope_parameters": _YARN | {"attention_factor": 1.4}},
+    ),
     "qwen3, biases and windows": (
         Qwen3ForCausalLM,
         Qwen3Config,

@@ -22,6 +22,14 @@ GGUF = {
         "llama",
         {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
     ),
+    "llama, yarn rope": (
+        "llama",
+        {
+            "rope__scaling__type": "yarn",
+            "rope__scaling__factor": 4.0,
+            "rope__scaling__original_context_length": 64,
+        },
+    ),
     "llama, biases": ("llama", {}),
     "mistral": ("llama", {}),
     "qwen2": ("qwen2", {}),
@@ -83,6 +91,10 @@ def test_decodes_and_chunks_share_a_step(pair):
 # Fields of configs from before transformers 5, which replace those it writes now.
 OLD = {
     "llama, linear rope": {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "qwen3, yarn rope": {
+        "rope_theta": 300.0,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    },
     "gemma3": {
         "rope_theta": 900.0,
         "rope_local_base_freq": 70.0,

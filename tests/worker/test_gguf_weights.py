@@ -5,8 +5,8 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 
+from noria.models.family import GGUFTensor
 from noria.service.gguf_file import read_gguf
-from worker.models.base import GGUFTensor
 from worker.models.gguf_weights import GGUFWeights
 
 ROWS, BLOCKS_A_ROW = 3, 2

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from noria.models.rope import Rope
 from tests.support.tiny_models import VOCAB, Forward, scheduled, step, tiny_llama
 from worker.model_runner import ModelRunner
 from worker.models.layers import rotate, rotation
 from worker.models.loader import open_checkpoint
-from worker.models.rope import Rope
+from worker.models.rope import frequencies
 from worker.scores import StepResult
 
 PROMPT = [(index * 37 + 11) % VOCAB for index in range(41)]
@@ -83,10 +84,10 @@ def test_lower_precision_stays_near_fp32(pair, tmp_path):
 def test_rotation_turns_pairs_by_position_times_frequency():
     """By definition, in complex numbers: (x_i, x_{i + d/2}) times e^(i * position * theta_i)."""
     positions, heads = torch.tensor([0, 3, 500]), torch.randn(3, 2, 8)
-    frequencies = Rope().frequencies(8)
-    turns = torch.polar(torch.ones(3, 1, 4), positions[:, None, None] * frequencies)
+    plain = frequencies(Rope(), 8)
+    turns = torch.polar(torch.ones(3, 1, 4), positions[:, None, None] * plain)
     turned = torch.complex(heads[..., :4], heads[..., 4:]) * turns
-    ours = rotate(heads, rotation(positions, frequencies))
+    ours = rotate(heads, rotation(positions, plain))
     assert torch.allclose(ours, torch.cat([turned.real, turned.imag], dim=-1), atol=1e-4)
     assert torch.equal(ours[0], heads[0])
 

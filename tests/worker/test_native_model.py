@@ -6,13 +6,14 @@ import random
 import pytest
 import torch
 
+from noria.models.kernels import reasons_against
 from tests.support.attention_steps import planned
 from tests.support.native import VARIANT_NAMES, NativeForward, kernels, native_decoder
 from tests.support.tiny_families import VOCAB, tiny_family
 from tests.support.tiny_models import Forward, scheduled, tiny_llama
 from worker.models.loader import open_checkpoint
+from worker.models.registry import BUILDERS
 from worker.native.binding import KernelError
-from worker.native.model import reasons_against
 
 PROMPT = [(index * 37 + 11) % VOCAB for index in range(41)]
 BLOCKS = [7, 3, 12, 1, 30, 22]
@@ -25,6 +26,7 @@ SERVED = {
     "qwen2": TWO_HEADS,
     "qwen2, windows": TWO_HEADS,
     "qwen3": {},
+    "qwen3, yarn rope": {},
 }
 
 
@@ -38,7 +40,8 @@ def checkpoint(request, tmp_path_factory):
 def rounded(checkpoint):
     """The same model by torch in fp32, on weights rounded to bf16."""
     weights = checkpoint.read(torch.bfloat16)
-    return checkpoint.family.build(checkpoint.config, {k: w.float() for k, w in weights.items()})
+    build = BUILDERS[checkpoint.config.architecture]
+    return build(checkpoint.config, {k: w.float() for k, w in weights.items()})
 
 
 def in_chunks(forward, size):

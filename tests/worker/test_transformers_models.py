@@ -26,10 +26,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from noria.models.config import ConfigError
 from tests.support.tiny_families import FOREIGN, VOCAB, tiny_family
 from tests.support.tiny_models import Forward, edit_config, randomised, scheduled, step
 from worker.model_runner import ModelRunner
-from worker.models.config import ConfigError
 from worker.models.loader import open_checkpoint
 from worker.models.transformers_checkpoint import TransformersCheckpoint, _check_windows
 from worker.models.transformers_model import paged_attention

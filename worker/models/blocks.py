@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from noria.models.config import DecoderConfig
 from worker.attention.base import AttentionBackend
-from worker.models.config import DecoderConfig
 from worker.models.layers import Rotation, rms_norm, rotate
 
 Parameters = Mapping[str, torch.Tensor]

@@ -6,10 +6,11 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from noria.models.config import DecoderConfig
 from worker.attention.base import AttentionBackend, KVCacheSpec
 from worker.models.blocks import Parameters
-from worker.models.config import DecoderConfig
 from worker.models.layers import Rotation, rms_norm, rotation, softcap
+from worker.models.rope import frequencies
 
 
 class Layer(Protocol):
@@ -43,14 +44,14 @@ class Decoder:
         self._embedding_scale = torch.tensor(embedding_scale, dtype=dtype).item()
         ropes = [config.rope_of(index) for index in range(config.num_layers)]
         distinct = list(dict.fromkeys(ropes))
-        self._frequencies = [rope.frequencies(config.head_dim) for rope in distinct]
+        self._turns = [(frequencies(r, config.head_dim), r.magnitude) for r in distinct]
         self._rope_index = [distinct.index(rope) for rope in ropes]
         self.kv_spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
-        rotations = [rotation(positions, frequencies) for frequencies in self._frequencies]
+        rotations = [rotation(positions, *turns) for turns in self._turns]
         hidden = F.embedding(token_ids, self._embedding)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale

@@ -8,9 +8,9 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from noria.models.family import GGUFTensor
+from noria.models.gguf_rope import ROPE_FACTORS
 from noria.service.gguf_file import GGUFFile, TensorInfo
-from worker.models.base import GGUFTensor
-from worker.models.gguf_rope import ROPE_FACTORS
 from worker.models.weights import WeightsError
 
 

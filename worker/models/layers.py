@@ -8,16 +8,20 @@ import torch.nn.functional as F  # noqa: N812
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Angles of one step's positions: cos and sin, fp32 [T, 1, head_dim / 2]."""
+    """Cosines and sines of one step's angles, fp32 [T, 1, head_dim / 2]."""
 
     cos: torch.Tensor
     sin: torch.Tensor
 
 
-def rotation(positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+def rotation(
+    positions: torch.Tensor, frequencies: torch.Tensor, magnitude: float = 1.0
+) -> Rotation:
     """positions int64 [T], frequencies fp32 [head_dim / 2]."""
     angles = (positions.float().unsqueeze(1) * frequencies).unsqueeze(1)
-    return Rotation(angles.cos(), angles.sin())
+    if magnitude == 1.0:
+        return Rotation(angles.cos(), angles.sin())
+    return Rotation(angles.cos() * magnitude, angles.sin() * magnitude)
 
 
 def rotate(heads: torch.Tensor, by: Rotation) -> torch.Tensor:

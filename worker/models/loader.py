@@ -1,18 +1,19 @@
 """Open a model: a GGUF file, or a Hugging Face folder."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from noria.models.config import DecoderConfig
+from noria.models.family import Layout, ModelFamily, Parameter, weight_bytes
+from noria.models.gguf_config import read_gguf_config
+from noria.models.hf_config import hf_architecture, read_hf_config, read_object
+from noria.models.registry import HF_ARCHITECTURES, family_of
 from noria.service.gguf_file import read_gguf
 from worker.attention.base import AttentionBackend
-from worker.models.base import Model, ModelFamily, Parameter
-from worker.models.config import DecoderConfig
-from worker.models.gguf_config import read_gguf_config
-from worker.models.hf_config import hf_architecture, read_hf_config, read_object
-from worker.models.registry import HF_ARCHITECTURES, family_of
+from worker.models.base import Model
+from worker.models.registry import BUILDERS
 from worker.models.safetensors_weights import SafetensorsWeights
 from worker.models.transformers_checkpoint import TransformersCheckpoint, open_with_transformers
 from worker.models.weights import (
@@ -32,10 +33,13 @@ class Checkpoint:
     family: ModelFamily
     source: WeightSource
 
+    @property
+    def layout(self) -> Layout:
+        return self.family.layout(self.config)
+
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """What the weights take in memory once they are read."""
-        kept = [(p, torch.float32 if p.from_one else dtype) for p in self._parameters()]
-        return sum(math.prod(parameter.shape) * kind.itemsize for parameter, kind in kept)
+        return weight_bytes(self._parameters(), dtype.itemsize)
 
     def load(
         self, dtype: torch.dtype = torch.float32, progress: Progress = silent
@@ -44,7 +48,7 @@ class Checkpoint:
 
         Raises WeightsError, before reading, if the weights do not fit the config.
         """
-        return self.family.build(self.config, self.read(dtype, progress))
+        return BUILDERS[self.config.architecture](self.config, self.read(dtype, progress))
 
     def read(
         self, dtype: torch.dtype = torch.float32, progress: Progress = silent
@@ -53,7 +57,7 @@ class Checkpoint:
         return load_parameters(self._parameters(), self.source, dtype, progress)
 
     def _parameters(self) -> list[Parameter]:
-        return self.family.parameters(self.config)
+        return self.layout.all()
 
 
 def open_checkpoint(path: Path) -> Checkpoint | TransformersCheckpoint:

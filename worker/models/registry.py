@@ -1,33 +1,19 @@
-"""Which family serves which architecture."""
+"""Which layers compute which family of noria.models."""
 
-from worker.models.base import ModelFamily
-from worker.models.config import ConfigError
-from worker.models.gemma3 import GEMMA3
-from worker.models.llama import LLAMA
-from worker.models.mistral import MISTRAL
-from worker.models.qwen import QWEN2, QWEN3
+from collections.abc import Callable, Mapping
 
-FAMILIES = {
-    "llama": LLAMA,
-    "mistral": MISTRAL,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "gemma3": GEMMA3,
+import torch
+
+from noria.models.config import DecoderConfig
+from worker.models.decoder import Decoder
+from worker.models.gemma3 import build_sandwich
+from worker.models.llama import build_pre_norm
+
+Builder = Callable[[DecoderConfig, Mapping[str, torch.Tensor]], Decoder]
+BUILDERS: Mapping[str, Builder] = {
+    "llama": build_pre_norm,
+    "mistral": build_pre_norm,
+    "qwen2": build_pre_norm,
+    "qwen3": build_pre_norm,
+    "gemma3": build_sandwich,
 }
-# As config.json's `architectures` calls them. GGUF's `general.architecture` has our names.
-HF_ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma3ForCausalLM": "gemma3",
-}
-GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-
-
-def family_of(architecture: str) -> ModelFamily:
-    """Raises ConfigError naming the architecture and those that are served."""
-    if architecture not in FAMILIES:
-        served = ", ".join(FAMILIES)
-        raise ConfigError(f"architecture {architecture!r} is not supported (supported: {served})")
-    return FAMILIES[architecture]

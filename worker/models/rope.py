@@ -1,59 +1,55 @@
 """Frequencies of the rotary embedding, and how longer contexts stretch them."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Every frequency is divided by `factor` (position interpolation, Chen et al. 2023)."""
-
-    factor: float
-
-    def apply(self, frequencies: torch.Tensor) -> torch.Tensor:
-        return frequencies / self.factor
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Long waves are slowed by `factor`, short ones kept, those between blended (Llama 3.1).
-
-    Wavelengths are told long from short by `original_length` tokens over the two factors.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_length: int
-
-    def apply(self, frequencies: torch.Tensor) -> torch.Tensor:
-        low, high = self.low_freq_factor, self.high_freq_factor
-        turns = self.original_length * frequencies / (2 * math.pi)
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
-        return (1 - kept) * frequencies / self.factor + kept * frequencies
+from noria.models.rope import (
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    Scaling,
+    YarnScaling,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class FactorScaling:
-    """Each frequency is divided by a factor of its own, as GGUF files list them."""
-
-    factors: tuple[float, ...]
-
-    def apply(self, frequencies: torch.Tensor) -> torch.Tensor:
-        return frequencies / torch.tensor(self.factors, dtype=frequencies.dtype)
+def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """fp32 [head_dim / 2]: theta^(-2i / head_dim), scaled."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / rope.theta**exponents
+    return plain if rope.scaling is None else _scaled(plain, rope.scaling, rope.theta)
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding (Su et al. 2021) of base `theta`."""
+def _scaled(plain: torch.Tensor, scaling: Scaling, theta: float) -> torch.Tensor:
+    match scaling:
+        case LinearScaling():
+            return plain / scaling.factor
+        case Llama3Scaling():
+            return _llama3(plain, scaling)
+        case FactorScaling():
+            return plain / torch.tensor(scaling.factors, dtype=plain.dtype)
+        case YarnScaling():
+            return _yarn(plain, scaling, theta)
 
-    theta: float = 10000.0
-    scaling: LinearScaling | Llama3Scaling | FactorScaling | None = None
 
-    def frequencies(self, head_dim: int) -> torch.Tensor:
-        """fp32 [head_dim / 2]: theta^(-2i / head_dim), scaled."""
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-        frequencies = 1.0 / self.theta**exponents
-        return frequencies if self.scaling is None else self.scaling.apply(frequencies)
+def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = scaling.original_length * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * plain / scaling.factor + kept * plain
+
+
+def _yarn(plain: torch.Tensor, scaling: YarnScaling, theta: float) -> torch.Tensor:
+    """The ramp between kept and divided is linear in the frequency's index, from whole to whole."""
+    count = len(plain)
+
+    def index_of(turns: float) -> float:
+        wavelength = scaling.original_length / (turns * 2 * math.pi)
+        return count * math.log(wavelength) / math.log(theta)
+
+    first = max(math.floor(index_of(scaling.beta_fast)), 0)
+    last = min(math.ceil(index_of(scaling.beta_slow)), 2 * count - 1)
+    width = last - first or 0.001
+    divided = ((torch.arange(count, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return plain / scaling.factor * divided + plain * (1 - divided)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from noria.models.config import ConfigError
 from worker.attention.base import AttentionMetadata
 from worker.attention.reference import ReferenceBackend
-from worker.models.config import ConfigError
 from worker.models.transformers_model import TransformersModel
 
 _LENGTH, _BLOCK_SIZE = 6, 4

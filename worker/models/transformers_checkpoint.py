@@ -9,31 +9,16 @@ from typing import Any
 
 import torch
 
-from worker.models.config import ConfigError, ModelConfig
-from worker.models.fields import Fields, refuse_unless_neutral
-from worker.models.hf_config import hf_architecture, hf_eos_token_ids, read_object
+from noria.models.config import ConfigError, ModelConfig
+from noria.models.fields import Fields
+from noria.models.foreign import refuse_unpaged
+from noria.models.hf_config import hf_architecture, hf_eos_token_ids, read_object
+from noria.models.plain import PLAIN
 from worker.models.safetensors_weights import SafetensorsWeights
 from worker.models.transformers_check import check_against_own, own_logits, probe_ids
 from worker.models.transformers_model import TransformersModel
 from worker.models.weights import Progress, WeightsError, first_few, silent
 
-# What our side would have to honour, with the values that switch it off. Everything else
-# in a config is honoured by the model's own code.
-_OURS: dict[str, tuple[Any, ...]] = {
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "alibi": (False,),
-    "use_alibi": (False,),
-    "attention_chunk_size": (),
-    "attn_logit_softcapping": (),
-    "audio_config": (),
-    "is_causal": (True,),
-    "num_kv_shared_layers": (0,),
-    "quantization_config": (),
-    "text_config": (),
-    "use_bidirectional_attention": (False,),
-    "vision_config": (),
-}
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -101,12 +86,16 @@ def open_with_transformers(folder: Path) -> TransformersCheckpoint:
     """Raises ConfigError or WeightsError with the reason, OSError."""
     where, raw = str(folder / "config.json"), read_object(folder / "config.json")
     architecture = hf_architecture(where, raw)
-    refuse_unless_neutral(where, {k: v for k, v in raw.items() if k in _OURS}, _OURS)
+    refuse_unpaged(where, architecture, raw)
     transformers = _transformers(where, architecture)
     model_class = _model_class(where, architecture, transformers)
     hf_config = _hf_config(where, folder, transformers)
     _check_layers(where, hf_config)
-    config = _model_config(folder, architecture, hf_config)
+    config: ModelConfig
+    if architecture in PLAIN:
+        config, _ = PLAIN[architecture](where, folder, raw)
+    else:
+        config = _model_config(folder, architecture, hf_config)
     source = SafetensorsWeights(folder)
     config.check_num_layers(len(source.shapes()))
     return TransformersCheckpoint(config, folder, source, model_class, hf_config)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from noria.models.config import ConfigError
 from worker.attention.base import AttentionBackend, KVCacheSpec
-from worker.models.config import ConfigError
 
 IMPLEMENTATION = "noria"
 # Arguments of attention functions that change nothing here, whatever their value.

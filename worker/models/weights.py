@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from worker.models.base import Parameter
+from noria.models.family import Parameter
 
 Progress = Callable[[int, int], None]
 Shape = tuple[int, ...]

@@ -2,14 +2,10 @@
 
 import torch
 
+from noria.models.kernels import GROUP, HEAD_DIM_MULTIPLE, MAX_HEAD_DIM
 from worker.attention.base import AttentionMetadata, KVCacheSpec
 from worker.native.binding import BatchStruct, CacheStruct, ModelStruct, address
 from worker.native.kernels import Kernels
-
-# Slots that share a record, and the multiple that head sizes are of; see source/cache.h.
-GROUP = 16
-HEAD_DIM_MULTIPLE, MAX_HEAD_DIM = 32, 512
-MAX_QUERIES_PER_KV_HEAD = 64
 
 
 class NativeBackend:

@@ -2,41 +2,15 @@
 
 import torch
 
-from noria.plan.kv import CPU_NATIVE_FAMILIES
+from noria.models.config import DecoderConfig
+from noria.models.kernels import LANES, packed_elements
 from worker.attention.base import KVCacheSpec
-from worker.models.config import DecoderConfig
 from worker.models.layers import rotation
-from worker.native.backend import (
-    HEAD_DIM_MULTIPLE,
-    MAX_HEAD_DIM,
-    MAX_QUERIES_PER_KV_HEAD,
-    NativeBackend,
-)
+from worker.models.rope import frequencies
+from worker.native.backend import NativeBackend
 from worker.native.binding import LayerStruct, LinearStruct, ModelStruct, address
 from worker.native.kernels import Kernels
-from worker.native.weights import LANES, UNIT, Arena, packed_elements
-
-# Switches of DecoderConfig that the kernels do not know.
-_UNKNOWN = ("attention_out_bias", "mlp_bias", "local_rope", "final_logit_softcap")
-
-
-def reasons_against(config: DecoderConfig) -> list[str]:
-    """Why the kernels cannot compute this model; none if they can."""
-    reasons = []
-    if config.architecture not in CPU_NATIVE_FAMILIES:
-        known = ", ".join(sorted(CPU_NATIVE_FAMILIES))
-        reasons.append(f"architecture {config.architecture} is none of {known}")
-    reasons += [f"the model has {name}" for name in _UNKNOWN if getattr(config, name)]
-    multiples = {"hidden_size": UNIT, "intermediate_size": UNIT, "head_dim": HEAD_DIM_MULTIPLE}
-    for name, multiple in multiples.items():
-        if getattr(config, name) % multiple:
-            reasons.append(f"{name} {getattr(config, name)} is no multiple of {multiple}")
-    if config.head_dim > MAX_HEAD_DIM:
-        reasons.append(f"head_dim {config.head_dim} is above {MAX_HEAD_DIM}")
-    group = config.num_heads // config.num_kv_heads
-    if group > MAX_QUERIES_PER_KV_HEAD:
-        reasons.append(f"{group} query heads per KV head are above {MAX_QUERIES_PER_KV_HEAD}")
-    return reasons
+from worker.native.weights import Arena
 
 
 class NativeDecoder:
@@ -47,7 +21,8 @@ class NativeDecoder:
     ) -> None:
         """parameters: bf16, under the family's names; emptied, so that no weight lies twice.
 
-        `reasons_against` must have found none. Raises RuntimeError without memory.
+        `reasons_against` of noria.models.kernels must have found none. Raises RuntimeError
+        without memory.
         """
         self.config, self._kernels = config, kernels
         size = _packed_size(config, parameters)
@@ -57,7 +32,7 @@ class NativeDecoder:
             *(self._layer(index, parameters) for index in range(config.num_layers))
         )
         self._model = self._described(parameters)
-        self._frequencies = config.rope.frequencies(config.head_dim)
+        self._frequencies = frequencies(config.rope, config.head_dim)
         self.kv_spec = KVCacheSpec(
             config.num_layers, config.num_kv_heads, config.head_dim, torch.bfloat16
         )
@@ -69,7 +44,7 @@ class NativeDecoder:
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: NativeBackend
     ) -> torch.Tensor:
-        angles = rotation(positions, self._frequencies)
+        angles = rotation(positions, self._frequencies, self.config.rope.magnitude)
         shape = len(token_ids), self.config.hidden_size
         hidden = torch.empty(shape, dtype=self._kernels.activations)
         attention.step(self._model, token_ids, angles.cos, angles.sin, hidden)

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-LANES = 16
-UNIT = 2 * LANES
+from noria.models.kernels import LANES, UNIT
 
 
 class Arena:
@@ -39,11 +38,6 @@ class Arena:
         piece = self._memory[self._used : self._used + count]
         self._used += count
         return piece.view(shape)
-
-
-def packed_elements(n: int, k: int) -> int:
-    """How many elements a weight [n, k] takes."""
-    return -(-n // UNIT) * UNIT * k
 
 
 def _panels(weight: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from worker.models.config import ConfigError
+from noria.models.config import ConfigError
 
 
 class Fields:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from noria.models.config import ConfigError, DecoderConfig
+from noria.models.fields import Fields, refuse_unless_neutral
+from noria.models.registry import GGUF_ARCHITECTURES, family_of
 from noria.service.gguf_file import GGUFFile
-from worker.models.config import ConfigError, DecoderConfig
-from worker.models.fields import Fields, refuse_unless_neutral
-from worker.models.registry import GGUF_ARCHITECTURES, family_of
 
 _HONOURED = frozenset(
     (

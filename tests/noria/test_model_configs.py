@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from noria.models.config import ConfigError
+from noria.models.gguf_config import read_gguf_config
+from noria.models.hf_config import read_hf_config
+from noria.models.registry import family_of
+from noria.models.rope import Rope
 from noria.service.gguf_file import read_gguf
 from tests.support.tiny_models import HEAD_DIM, edit_config, tiny_llama, write_gguf
-from worker.models.config import ConfigError
-from worker.models.gguf_config import read_gguf_config
-from worker.models.hf_config import read_hf_config
-from worker.models.registry import family_of
-from worker.models.rope import Rope
 
 MINIMAL = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64,
@@ -83,8 +83,8 @@ def test_what_changes_nothing_is_accepted(folder, field, value):
 def test_rope_parameters_stand_for_rope_theta_and_are_checked(folder):
     config = read_hf_config(folder(rope_parameters={"rope_type": "default", "rope_theta": 7.0}))
     assert config.rope == Rope(7.0)
-    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_type = 'yarn'"):
-        read_hf_config(folder(rope_parameters={"rope_type": "yarn", "rope_theta": 7.0}))
+    with pytest.raises(ConfigError, match=r"rope_parameters\.rope_type = 'dynamic'"):
+        read_hf_config(folder(rope_parameters={"rope_type": "dynamic", "rope_theta": 7.0}))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,8 @@ def vars_of(config):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rope__scaling__type", "yarn"),
+        ("rope__scaling__type", "longrope"),
+        ("rope__scaling__attn_factor", 2.0),
         ("attention__sliding_window", 512.0),
         ("expert_count", 8.0),
         ("some__new_key", 1.0),

@@ -1,9 +1,11 @@
 """What a model is, whichever kind of file described it."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from worker.models.rope import Rope
+from noria.models.rope import Rope, YarnScaling
+
+_LARGEST = 1 << 40
 
 
 class ConfigError(ValueError):
@@ -29,8 +31,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            if getattr(self, name, 1) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+            value = getattr(self, name, 1)
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; at least 1 is needed")
+            if value > _LARGEST:
+                raise ConfigError(f"{name} is {value}; at most {_LARGEST} can be")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
@@ -95,6 +100,14 @@ class DecoderConfig(ModelConfig):
 
     def window_of(self, layer: int) -> int | None:
         return None if layer in self.full_layers else self.sliding_window
+
+    def turned_by(self, rope: Rope) -> "DecoderConfig":
+        """With that rope, and the positions that YaRN stretches it for."""
+        if not isinstance(rope.scaling, YarnScaling):
+            return replace(self, rope=rope)
+        stretched = int(min(rope.scaling.factor * rope.scaling.original_length, _LARGEST))
+        longest = max(self.max_position_embeddings, stretched)
+        return replace(self, rope=rope, max_position_embeddings=longest)
 
     def rope_of(self, layer: int) -> Rope:
         local = self.window_of(layer) is not None and self.local_rope is not None

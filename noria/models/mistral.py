@@ -2,23 +2,22 @@
 
 from dataclasses import replace
 
-from worker.models.base import HFFormat, ModelFamily
-from worker.models.config import DecoderConfig
-from worker.models.fields import Fields
-from worker.models.hf_fields import ROPE_FIELDS, hf_rope
-from worker.models.llama import LLAMA, build_pre_norm
-from worker.models.tensors import decoder_parameters
+from noria.models.config import DecoderConfig
+from noria.models.family import HFFormat, ModelFamily
+from noria.models.fields import Fields
+from noria.models.hf_fields import ROPE_FIELDS, hf_rope
+from noria.models.llama import LLAMA
+from noria.models.tensors import decoder_layout
 
 
 def _refine_hf(config: DecoderConfig, fields: Fields) -> DecoderConfig:
-    rope = hf_rope(fields, config.max_position_embeddings)
-    return replace(config, rope=rope, sliding_window=fields.optional_integer("sliding_window"))
+    config = config.turned_by(hf_rope(fields, config.max_position_embeddings))
+    return replace(config, sliding_window=fields.optional_integer("sliding_window"))
 
 
 # llama.cpp calls Mistral's files "llama" too: they are read as such.
 MISTRAL = ModelFamily(
-    parameters=decoder_parameters,
-    build=build_pre_norm,
+    layout=decoder_layout,
     hf=HFFormat(
         _refine_hf,
         honoured=frozenset(("sliding_window",)) | ROPE_FIELDS,

@@ -6,14 +6,13 @@ Yang et al. 2024, 2025. Layers from `max_window_layers` on may have a sliding wi
 from dataclasses import replace
 from functools import partial
 
+from noria.models.config import ConfigError, DecoderConfig
+from noria.models.family import GGUFFormat, HFFormat, ModelFamily
+from noria.models.fields import Fields
+from noria.models.gguf_rope import ROPE_KEYS, gguf_rope
+from noria.models.hf_fields import FULL, ROPE_FIELDS, hf_rope, layers_with_full_attention
+from noria.models.tensors import decoder_layout, gguf_names
 from noria.service.gguf_file import GGUFFile
-from worker.models.base import GGUFFormat, HFFormat, ModelFamily
-from worker.models.config import ConfigError, DecoderConfig
-from worker.models.fields import Fields
-from worker.models.gguf_rope import ROPE_KEYS, gguf_rope
-from worker.models.hf_fields import FULL, ROPE_FIELDS, hf_rope, layers_with_full_attention
-from worker.models.llama import build_pre_norm
-from worker.models.tensors import decoder_parameters, gguf_names
 
 _HONOURED = ROPE_FIELDS | {
     "use_sliding_window",
@@ -25,7 +24,7 @@ _DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28, "num_key_value_hea
 
 
 def _refine_hf(config: DecoderConfig, fields: Fields) -> DecoderConfig:
-    config = replace(config, rope=hf_rope(fields, config.max_position_embeddings))
+    config = config.turned_by(hf_rope(fields, config.max_position_embeddings))
     full = layers_with_full_attention(fields, config.num_layers)
     if not fields.boolean("use_sliding_window", False):
         if full is not None and len(full) < config.num_layers:
@@ -47,8 +46,7 @@ def _refine_qwen3_hf(config: DecoderConfig, fields: Fields) -> DecoderConfig:
 
 def _refine_gguf(config: DecoderConfig, fields: Fields, file: GGUFFile) -> DecoderConfig:
     return replace(
-        config,
-        rope=gguf_rope(fields, file, config.head_dim),
+        config.turned_by(gguf_rope(fields, file, config)),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         attention_out_bias="blk.0.attn_output.bias" in file.tensors,
     )
@@ -57,8 +55,7 @@ def _refine_gguf(config: DecoderConfig, fields: Fields, file: GGUFFile) -> Decod
 _GGUF = GGUFFormat(gguf_names(), _refine_gguf, honoured=ROPE_KEYS)
 
 QWEN2 = ModelFamily(
-    parameters=decoder_parameters,
-    build=build_pre_norm,
+    layout=decoder_layout,
     hf=HFFormat(
         _refine_qwen2_hf,
         honoured=_HONOURED,
@@ -68,8 +65,7 @@ QWEN2 = ModelFamily(
     gguf=_GGUF,
 )
 QWEN3 = ModelFamily(
-    parameters=partial(decoder_parameters, qk_norm=True),
-    build=build_pre_norm,
+    layout=partial(decoder_layout, qk_norm=True),
     hf=HFFormat(
         _refine_qwen3_hf,
         honoured=_HONOURED | {"attention_bias"},

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worker.models.base import HFFormat
-from worker.models.config import ConfigError, DecoderConfig
-from worker.models.fields import Fields, refuse_unless_neutral
-from worker.models.registry import HF_ARCHITECTURES, family_of
+from noria.models.config import ConfigError, DecoderConfig
+from noria.models.family import HFFormat
+from noria.models.fields import Fields, refuse_unless_neutral
+from noria.models.registry import HF_ARCHITECTURES, family_of
 
+_MAX_CONFIG_BYTES = 16 << 20
 _HONOURED = frozenset(
     (
         "model_type",
@@ -50,6 +51,19 @@ _HARMLESS = frozenset(
         "problem_type",
         "cache_implementation",
         "task_specific_params",
+        "unsloth_fixed",
+        "unsloth_version",
+        # Of how transformers was run when it wrote the file.
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_attn_implementation_internal",
+        "_auto_class",
+        "_commit_hash",
+        "_experts_implementation",
+        "_flash_attn_2_enabled",
+        "_from_auto",
+        "_from_pipeline",
+        "_name_or_path",
     )
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -66,12 +80,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_hf_config(folder: Path) -> DecoderConfig:
-    """The config of a family built here.
+def config_file(path: Path) -> Path:
+    """Of a folder its config.json; a file is one itself."""
+    return path / "config.json" if path.is_dir() else path
 
-    Raises ConfigError naming the file and the field, OSError if config.json is absent.
+
+def read_hf_config(path: Path) -> DecoderConfig:
+    """The config of a family built here: a folder, or a config.json alone.
+
+    Raises ConfigError naming the file and the field, OSError if it is absent.
     """
-    where, raw = str(folder / "config.json"), read_object(folder / "config.json")
+    where, raw = str(config_file(path)), read_object(config_file(path))
     architecture = _architecture(where, raw)
     form = family_of(architecture).hf
     values = {**form.defaults, **raw}
@@ -90,14 +109,14 @@ def read_hf_config(folder: Path) -> DecoderConfig:
         max_position_embeddings=fields.integer("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-        eos_token_ids=hf_eos_token_ids(folder, fields),
+        eos_token_ids=hf_eos_token_ids(path, fields),
     )
     return form.refine(config, fields)
 
 
 def _unhonoured(values: dict[str, Any], form: HFFormat) -> dict[str, Any]:
     known = _HONOURED | _HARMLESS | form.honoured
-    return {k: v for k, v in values.items() if k not in known and not k.startswith("_")}
+    return {k: v for k, v in values.items() if k not in known}
 
 
 def _architecture(where: str, values: dict[str, Any]) -> str:
@@ -116,11 +135,11 @@ def hf_architecture(where: str, values: dict[str, Any]) -> str:
     return names[0]
 
 
-def hf_eos_token_ids(folder: Path, fields: Fields) -> frozenset[int]:
+def hf_eos_token_ids(path: Path, fields: Fields) -> frozenset[int]:
     """generation_config.json says which ids end a turn; config.json where it is silent."""
-    path = folder / "generation_config.json"
-    if path.exists():
-        ids = Fields(str(path), read_object(path)).ids("eos_token_id")
+    generation = path / "generation_config.json"
+    if generation.exists():
+        ids = Fields(str(generation), read_object(generation)).ids("eos_token_id")
         if ids:
             return ids
     return fields.ids("eos_token_id")
@@ -128,6 +147,9 @@ def hf_eos_token_ids(folder: Path, fields: Fields) -> frozenset[int]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object. Raises ConfigError, OSError."""
+    size = path.stat().st_size
+    if size > _MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path}: {size} bytes; a config has at most {_MAX_CONFIG_BYTES}")
     try:
         values = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Callable, Mapping
 
-from worker.models.base import GGUFTensor, Parameter, Part
-from worker.models.config import DecoderConfig
+from noria.models.config import DecoderConfig
+from noria.models.family import GGUFTensor, Layout, Parameter, Part
 
 # Model name of a norm -> Hugging Face module, both within a layer.
 LayerNorms = Mapping[str, str]
@@ -12,35 +12,42 @@ PRE_NORMS: LayerNorms = {
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
 }
+_HEAD_NORMS = {"query_norm": "q_norm", "key_norm": "k_norm"}
 
 
-def decoder_parameters(
+def decoder_layout(
     config: DecoderConfig,
     norms: LayerNorms = PRE_NORMS,
     *,
     qk_norm: bool = False,
     norms_from_one: bool = False,
-) -> list[Parameter]:
-    """Every tensor of the model: embedding, layers in order, norm, head if it is not tied."""
+) -> Layout:
+    """Embedding, layers, norm, and the head if it is not tied."""
 
     def norm(name: str, module: str, size: int) -> Parameter:
         return Parameter(name, (Part(f"{module}.weight", (size,)),), norms_from_one)
 
-    parameters = [_embedding("embedding", "model.embed_tokens", config)]
-    for index in range(config.num_layers):
-        here = f"model.layers.{index}"
-        for name, module in norms.items():
-            parameters.append(norm(f"{index}.{name}", f"{here}.{module}", config.hidden_size))
-        parameters += _attention(config, index, f"{here}.self_attn")
-        if qk_norm:
-            for name, module in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-                path = f"{here}.self_attn.{module}"
-                parameters.append(norm(f"{index}.{name}", path, config.head_dim))
-        parameters += _mlp(config, index, f"{here}.mlp")
-    parameters.append(norm("norm", "model.norm", config.hidden_size))
-    if not config.tie_word_embeddings:
-        parameters.append(_embedding("head", "lm_head", config))
-    return parameters
+    def layer(index: int) -> tuple[Parameter, ...]:
+        here, hidden = f"model.layers.{index}", config.hidden_size
+        around = [norm(f"{index}.{name}", f"{here}.{norms[name]}", hidden) for name in norms]
+        of_heads = [
+            norm(f"{index}.{name}", f"{here}.self_attn.{module}", config.head_dim)
+            for name, module in _HEAD_NORMS.items()
+        ]
+        return (
+            *around,
+            *_attention(config, index, f"{here}.self_attn"),
+            *(of_heads if qk_norm else ()),
+            *_mlp(config, index, f"{here}.mlp"),
+        )
+
+    head = () if config.tie_word_embeddings else (_embedding("head", "lm_head", config),)
+    return Layout(
+        before=(_embedding("embedding", "model.embed_tokens", config),),
+        layer=layer,
+        num_layers=config.num_layers,
+        after=(norm("norm", "model.norm", config.hidden_size), *head),
+    )
 
 
 def _embedding(name: str, module: str, config: DecoderConfig) -> Parameter:
