@@ -1,5 +1,7 @@
 """Sequences' block tables: taken from the pool, shared by prefix, published, given back."""
 
+from collections.abc import Iterator
+
 from worker.block_pool import BlockPool
 from worker.prefix import extend_digests
 from worker.sequence import Sequence
@@ -8,12 +10,16 @@ from worker.sequence import Sequence
 class BlockTables:
     """Changes `block_ids` and `num_computed_tokens` of sequences together with the pool.
 
-    Without `caches_prefixes` nothing is published, and so nothing is ever found.
+    Without `caches_prefixes` nothing is published, and so nothing is ever found. Blocks that
+    a step in flight writes to stay held until it has landed, whoever is gone by then.
     """
 
     def __init__(self, pool: BlockPool, *, caches_prefixes: bool) -> None:
         self.pool = pool
         self.caches_prefixes = caches_prefixes
+        self._landed_step = 0
+        # Block tables of those that are gone, by the last step that writes to them.
+        self._left: dict[int, list[list[int]]] = {}
 
     def find_cached(self, sequence: Sequence) -> list[int]:
         """Blocks that hold the sequence's first tokens already; none whose logits it needs."""
@@ -43,10 +49,10 @@ class BlockTables:
         """Take blocks for new content. Raises ValueError if fewer are free."""
         sequence.block_ids.extend(self.pool.allocate(missing))
 
-    def publish(self, sequence: Sequence, computed_before: int) -> None:
-        """Let the blocks filled since then be found by later prompts."""
+    def publish(self, sequence: Sequence, first_position: int, end: int) -> None:
+        """Let the blocks be found by later prompts that these positions have filled."""
         size = self.pool.block_size
-        first, end = computed_before // size, sequence.num_computed_tokens // size
+        first, end = first_position // size, end // size
         if first == end or not self.caches_prefixes:
             return
         digests = extend_digests(sequence, end, size)
@@ -55,9 +61,23 @@ class BlockTables:
 
     def release(self, sequence: Sequence) -> None:
         """Give all back; the sequence's tokens are computed anew if it goes on."""
-        self.pool.release(sequence.block_ids)
+        if sequence.last_step > self._landed_step:
+            self._left.setdefault(sequence.last_step, []).append(sequence.block_ids)
+        else:
+            self.pool.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed_tokens = 0
+
+    def land(self, step: int) -> None:
+        """Nothing is written any more by steps up to this one."""
+        self._landed_step = step
+        for block_ids in self._left.pop(step, ()):
+            self.pool.release(block_ids)
+
+    def left(self) -> Iterator[list[int]]:
+        """Block tables of those that are gone, and written to as yet."""
+        for tables in self._left.values():
+            yield from tables
 
     def num_shared(self, sibling: Sequence) -> int:
         """Tokens in the full blocks of the prompt that a further choice will find."""

@@ -18,3 +18,12 @@ def reason_to_end(sequence: Sequence, max_model_len: int) -> FinishReason | None
     if len(output) >= sequence.max_tokens or sequence.num_tokens >= max_model_len:
         return FinishReason.LENGTH
     return None
+
+
+def will_end(sequence: Sequence, max_model_len: int) -> bool:
+    """Whether it ends with a token that is pending, whichever that is."""
+    pending = sequence.num_pending_tokens
+    if not pending:
+        return False
+    has_last = len(sequence.output_token_ids) + pending >= sequence.max_tokens
+    return has_last or sequence.num_tokens + pending >= max_model_len

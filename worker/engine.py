@@ -7,16 +7,16 @@ that one step gives one message.
 
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Protocol
 
 from worker.device_time import elapsed_us, shares_us
 from worker.engine_output import Account, Ended, EngineLoad, EngineOutput, Refusal, TokenRate
+from worker.flights import Flights, Landed, Runner
 from worker.grammar.compiler import TooManyGrammarsError
 from worker.grammar.line import NO_COMPILER, Compiler, GrammarLine
 from worker.grammar.source import GrammarError
 from worker.scheduled import SequenceUpdate
 from worker.scheduler import Scheduler
-from worker.scores import StepResult, unanswered
+from worker.scores import unanswered
 from worker.sequence import (
     FinishReason,
     ScheduledSequence,
@@ -26,20 +26,14 @@ from worker.sequence import (
 )
 
 
-class Runner(Protocol):
-    """Computes one scheduled step: what draws and scorings ask for.
-
-    A sequence that the result lacks had no numbers for logits, and fails alone.
-    """
-
-    def execute(self, output: SchedulerOutput) -> StepResult: ...
-
-
 class Engine:
     """Scheduler, runner and the accounts of live sequences. Call it from one thread.
 
     `look_ahead` sequences may wait so that a freed place never idles a step; beyond that
     a sequence that does not fit now is refused, and queues where it can go elsewhere.
+    `steps_ahead` steps stay in flight while the next is launched: at 1 the device computes
+    while the step before is booked, and a sequence that ends by its token has been scheduled
+    once more by then; that is computed for nobody.
     """
 
     def __init__(
@@ -48,12 +42,13 @@ class Engine:
         runner: Runner,
         *,
         look_ahead: int,
+        steps_ahead: int = 0,
         compiler: Compiler = NO_COMPILER,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.scheduler = scheduler
         self._grammars = GrammarLine(compiler)
-        self._runner = runner
+        self._flights = Flights(runner, clock, ahead=steps_ahead)
         self._look_ahead = look_ahead
         self._clock = clock
         self._accounts: dict[int, Account] = {}
@@ -65,7 +60,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something now: those that wait for a grammar need none."""
-        return len(self._accounts) > len(self._grammars)
+        return len(self._accounts) > len(self._grammars) or len(self._flights) > 0
 
     def patience_s(self) -> float | None:
         """After how long without work or news a step is due all the same; None: never."""
@@ -148,30 +143,39 @@ class Engine:
         intake: Callable[[], None] = lambda: None,
         on_entered: Callable[[EngineOutput], None] = lambda output: None,
     ) -> EngineOutput:
-        """Drop what is late, compute one batch, book its results. Never raises for a batch.
+        """Drop what is late, launch a batch, book the one that lands. Never raises for a batch.
 
-        Before the batch is computed, `on_entered` hears of sequences that are in one for the
+        Before the batch is launched, `on_entered` hears of sequences that are in one for the
         first time.
 
-        `intake` is called once the batch is computed, and may submit and abort: aborts that
-        arrived meanwhile take effect before the batch is booked, so that nothing is held
-        for them when this returns.
+        `intake` is called once a batch has landed, and may submit and abort: aborts that
+        arrived meanwhile take effect before the batch is booked, so that nothing of it is
+        held for them when this returns. Raises DeviceLostError.
         """
         now = self._clock()
         for sequence in [*self.scheduler.expire(now), *self._grammars.expire(now)]:
             self._end(sequence)
         self._take_prepared()
-        output = self.scheduler.schedule()
-        if output is None:
-            intake()
+        launched = self._launch(on_entered)
+        if self._flights and (self._flights.is_full or not launched):
+            self._land(intake)
         else:
-            started = self._clock()
-            if entered := self._enter(output, started):
-                on_entered(EngineOutput(entered=entered, load=self.load()))
-            self._compute(output, started, intake)
+            intake()
         if not self._accounts:
             self.scheduler.check_integrity()
         return self._take_output()
+
+    def _launch(self, on_entered: Callable[[EngineOutput], None]) -> bool:
+        """Launch the next step, if there is one that depends on nothing in flight."""
+        output = None if self._flights.has_failed else self.scheduler.schedule()
+        if output is None:
+            return False
+        if entered := self._enter(output, self._clock()):
+            on_entered(EngineOutput(entered=entered, load=self.load()))
+        self._flights.launch(output)
+        for scheduled in output.scheduled:
+            self._accounts[scheduled.sequence_id].computed_tokens += scheduled.num_tokens
+        return True
 
     def _enter(self, output: SchedulerOutput, now: float) -> dict[int, Account]:
         """Accounts of those whose first step this is."""
@@ -181,38 +185,39 @@ class Engine:
             account.first_step = now
         return entered
 
-    def _compute(self, output: SchedulerOutput, started: float, intake: Callable[[], None]) -> None:
-        result, failure = self._execute(output)
-        ended = self._clock()
-        step_s = ended - started
-        self._charge(output, elapsed_us(started, ended))
+    def _land(self, intake: Callable[[], None]) -> None:
+        landed = self._flights.land()
+        self._charge(landed)
         intake()
-        if failure is not None:
+        output = landed.output
+        if landed.failure is not None:
+            self.scheduler.give_up(output)
             self._fail(output.scheduled, "the batch failed")
-            self._pending.failure = failure
+            self._pending.failure = landed.failure
             return
-        for entry, problem, field in unanswered(output, result):
+        for entry, problem, field in unanswered(output, landed.result):
             self._fail([entry], problem, field)
-        updates = self.scheduler.update(output, result)
+        updates = self.scheduler.update(output, landed.result)
         self._rate.add(self._clock(), sum(update.token is not None for update in updates))
-        self._pending.output, self._pending.step_s = output, step_s
+        self._pending.output, self._pending.step_s = output, landed.step_s
         self._pending.updates = updates
         self._book(updates)
 
-    def _execute(self, output: SchedulerOutput) -> tuple[StepResult, Exception | None]:
-        try:
-            return self._runner.execute(output), None
-        except Exception as error:
-            return StepResult(), error
+    def _charge(self, landed: Landed) -> None:
+        """Divide a step's time among its sequences by positions computed.
 
-    def _charge(self, output: SchedulerOutput, step_us: int) -> None:
-        """Divide a step's time among its sequences by positions computed."""
+        Those that have ended since it was launched have had their account closed: what was
+        computed for them falls to the others, and nobody was busy if there are none.
+        """
+        accounts = self._accounts
+        open_ = [s for s in landed.output.scheduled if s.sequence_id in accounts]
+        if not open_:
+            return
+        step_us = elapsed_us(landed.began, landed.ended)
         self._busy_us += step_us
-        shares = shares_us(step_us, [entry.num_tokens for entry in output.scheduled])
-        for entry, share_us in zip(output.scheduled, shares, strict=True):
-            account = self._accounts[entry.sequence_id]
-            account.computed_tokens += entry.num_tokens
-            account.device_us += share_us
+        shares = shares_us(step_us, [entry.num_tokens for entry in open_])
+        for entry, share_us in zip(open_, shares, strict=True):
+            accounts[entry.sequence_id].device_us += share_us
 
     def _book(self, updates: list[SequenceUpdate]) -> None:
         now = self._clock()

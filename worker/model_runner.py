@@ -28,6 +28,10 @@ class ModelRunner(Generic[Backend]):
         self._block_size = block_size
         self.num_positions_fed = 0
 
+    def launch(self, output: SchedulerOutput) -> StepResult:
+        """Computed at once, on the caller's thread."""
+        return self.execute(output)
+
     def execute(self, output: SchedulerOutput) -> StepResult:
         """What draws and scorings ask for. Raises whatever the model raises."""
         batch = build_input_batch(output, self._block_size)

@@ -3,7 +3,14 @@
 from typing import NamedTuple
 
 from worker.scores import PromptLogprobs
-from worker.sequence import Draw, SampledToken, ScheduledSequence, Scoring, Sequence
+from worker.sequence import (
+    PENDING_TOKEN,
+    Draw,
+    SampledToken,
+    ScheduledSequence,
+    Scoring,
+    Sequence,
+)
 
 RUNNERS_UP_TRACED = 4
 
@@ -36,13 +43,15 @@ def scheduled(sequence: Sequence, count: int) -> ScheduledSequence:
     if count == sequence.num_uncomputed_tokens:
         draw = Draw(
             sequence.sampling,
-            len(sequence.output_token_ids),
+            len(sequence.output_token_ids) + sequence.num_pending_tokens,
             sequence.choice,
             RUNNERS_UP_TRACED if sequence.trace_steps else 0,
             sequence.token_counts,
             sequence.matcher,
         )
     ids = sequence.token_ids(first, first + count)
+    if len(ids) < count:
+        ids.append(PENDING_TOKEN)
     scoring = _scoring(sequence, first, first + count) if sequence.scores_prompt else None
     return ScheduledSequence(sequence.sequence_id, ids, first, sequence.block_ids, draw, scoring)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Ids
 from worker.block_pool import BlockPool
 from worker.block_tables import BlockTables
 from worker.deadlines import Deadlines
-from worker.ending import reason_to_end
+from worker.ending import reason_to_end, will_end
 from worker.precedence import PrecedenceList
 from worker.scheduled import SequenceUpdate, scheduled
 from worker.scores import StepResult
@@ -43,6 +43,10 @@ class Scheduler:
     so that after L steps the batch is empty, and it fits (`add` has checked). Once it runs
     it never gives way, and ends within L. So a sequence that r others precede has ended
     after 2L(r + 1) steps.
+
+    Steps may be scheduled while earlier ones are in flight: what these draw is pending, and
+    sequences go on behind it. Where a step needs to know it, `schedule` gives none until it
+    is booked.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class Scheduler:
         self._waiting = WaitingLine(self._tables)
         self._running = PrecedenceList()
         self._deadlines = Deadlines()
-        self._step = 0
+        self._step = self._landed_step = 0
         self._preemptions = 0
 
     @property
@@ -88,6 +92,11 @@ class Scheduler:
     @property
     def num_steps(self) -> int:
         return self._step
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether steps are being computed whose results are not booked."""
+        return self._landed_step < self._step
 
     @property
     def num_preemptions(self) -> int:
@@ -147,20 +156,29 @@ class Scheduler:
         return [sequence for sequence in ended if sequence is not None]
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next step's batch, or None if nothing is live. Takes the blocks it needs."""
+        """The next step's batch. Takes the blocks it needs.
+
+        None if nothing is live, or if it depends on what steps in flight will bring.
+        """
         self._admit()
-        batch = list(self._running)
-        entries = self._take_blocks(batch, self._share_budget(batch))
+        batch = [s for s in self._running if not will_end(s, self.max_model_len)]
+        shares = self._share_budget(batch)
+        if self.is_in_flight and not self._can_look_ahead(batch, shares):
+            return None
+        entries = self._take_blocks(batch, shares)
         if not entries:
             return None
         self._step += 1
+        for entry in entries:
+            self._launch(self._live[entry.sequence_id], entry)
         num_tokens = sum(len(entry.token_ids) for entry in entries)
         if num_tokens > len(entries):
             entries.sort(key=lambda entry: entry.num_tokens > 1)
         return SchedulerOutput(self._step, tuple(entries), num_tokens)
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
-        """Book a step's results. Sequences that ended while it ran are passed over."""
+        """Book a step's results, in the order of steps. Who ended meanwhile is passed over."""
+        self.give_up(output)
         updates = []
         for entry in output.scheduled:
             sequence = self._live.get(entry.sequence_id)
@@ -168,9 +186,15 @@ class Scheduler:
                 updates.append(self._book(sequence, entry, result))
         return updates
 
+    def give_up(self, output: SchedulerOutput) -> None:
+        """Let a step have landed, with results or without: nothing is written by it any more."""
+        self._landed_step = output.step
+        self._tables.land(output.step)
+
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block and every live sequence is accounted for."""
-        self.pool.check_integrity(sequence.block_ids for sequence in self._live.values())
+        held = (sequence.block_ids for sequence in self._live.values())
+        self.pool.check_integrity([*held, *self._tables.left()])
         waiting = list(self._waiting)
         queued = [*waiting, *self._running]
         if len(queued) != len(self._live) or any(s.sequence_id not in self._live for s in queued):
@@ -218,7 +242,8 @@ class Scheduler:
     def _spare_blocks(self) -> int:
         """Free blocks less what running sequences need for tokens they have, and one each."""
         promised = sum(
-            self.pool.blocks_for(s.num_tokens) - len(s.block_ids) + 1 for s in self._running
+            self.pool.blocks_for(s.num_tokens + s.num_pending_tokens) - len(s.block_ids) + 1
+            for s in self._running
         )
         return self.pool.num_free - promised
 
@@ -231,6 +256,18 @@ class Scheduler:
             left -= more
             shares.append(1 + more)
         return shares
+
+    def _can_look_ahead(self, batch: Ids[Sequence], shares: Ids[int]) -> bool:
+        """Whether nothing has to be known of pending tokens, and nobody has to give way."""
+        if any(s.num_pending_tokens and s.draws_by_history for s in batch):
+            return False
+        missing = map(self._tables.num_missing, batch, shares)
+        return sum(missing) <= self.pool.num_free
+
+    def _launch(self, sequence: Sequence, entry: ScheduledSequence) -> None:
+        sequence.last_step = self._step
+        sequence.num_computed_tokens = entry.end
+        sequence.num_pending_tokens += entry.draw is not None
 
     def _take_blocks(self, batch: Ids[Sequence], shares: Ids[int]) -> list[ScheduledSequence]:
         """Give blocks out in order of precedence; whoever is last gives way when they run out."""
@@ -266,9 +303,10 @@ class Scheduler:
     def _book(
         self, sequence: Sequence, entry: ScheduledSequence, result: StepResult
     ) -> SequenceUpdate:
-        sequence.num_computed_tokens += len(entry.token_ids)
-        self._tables.publish(sequence, entry.first_position)
-        kv_tokens, kv_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
+        kv_tokens, kv_blocks = entry.end, self.pool.blocks_for(entry.end)
+        # Else it has given way since.
+        if entry.block_ids is sequence.block_ids:
+            self._tables.publish(sequence, entry.first_position, entry.end)
         if self._waiting.num_aside and kv_tokens >= len(sequence.prompt_token_ids):
             self._waiting.call_siblings(sequence.sequence_id)
         scores = result.prompt_logprobs[entry.sequence_id] if entry.scoring else None
@@ -276,6 +314,7 @@ class Scheduler:
             sequence.num_scored_tokens += len(scores.logprobs)
         token = result.tokens[entry.sequence_id] if entry.draw else None
         if token is not None:
+            sequence.num_pending_tokens -= 1
             sequence.append(token.token_id)
             reason = reason_to_end(sequence, self.max_model_len)
             if reason is not None:

@@ -32,6 +32,10 @@ class StepResult:
     tokens: Mapping[int, SampledToken] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=dict)
 
+    def collect(self) -> "StepResult":
+        """Itself: of a step that is computed there is nothing to wait for."""
+        return self
+
 
 def unanswered(
     output: SchedulerOutput, result: StepResult

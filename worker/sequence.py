@@ -15,6 +15,8 @@ from worker.token_counts import TokenCounts
 
 # 1e-5 as it crosses the wire, in fp32.
 GREEDY_BELOW = 9.999999747378752e-06
+# Stands for a token that a step in flight is drawing.
+PENDING_TOKEN = -1
 
 
 class SequenceStatus(Enum):
@@ -96,8 +98,10 @@ class SamplingParams:
 class Sequence:
     """One choice of one request.
 
-    `num_computed_tokens` counts the leading tokens (prompt, then output) whose K/V
-    are in the cache; it catches up with `num_tokens`. `order` is the order of arrival
+    `num_computed_tokens` counts the leading tokens (prompt, then output) whose K/V are in
+    the cache, or will be once the steps in flight have run; it catches up with the tokens it
+    has and the `num_pending_tokens` that these steps draw for it. `last_step` is the last one
+    that it was scheduled in. `order` is the order of arrival
     and never changes, also not by preemption. `num_cached_tokens` are the prompt tokens
     that were found in the prefix cache when it first ran; only entries of the same
     `cache_salt` are. `block_digests` name its first full blocks. `num_given_tokens` output
@@ -123,6 +127,8 @@ class Sequence:
     scores_prompt: bool = False
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    last_step: int = 0
     block_ids: list[int] = field(default_factory=list)
     block_digests: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0
@@ -147,13 +153,18 @@ class Sequence:
             self.matcher.accept(token_id)
 
     @property
+    def draws_by_history(self) -> bool:
+        """Whether a draw cannot begin before all earlier tokens are known."""
+        return self.sampling.counts_output or self.sampling.grammar is not None
+
+    @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_uncomputed_tokens(self) -> int:
         known = len(self.prompt_token_ids) + len(self.output_token_ids)
-        return known - self.num_computed_tokens
+        return known + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def num_reusable_tokens(self) -> int:
@@ -216,6 +227,7 @@ class ScheduledSequence(NamedTuple):
     """What one sequence computes in one step: positions [first_position, first_position + n).
 
     `block_ids` is its block table and covers every position up to the last scheduled one.
+    The last of `token_ids` is PENDING_TOKEN where the step before draws it.
     `draw` is None for a chunk that ends before the sequence's last token, `scoring` where
     no log-probabilities of the prompt are asked for.
     """
@@ -230,6 +242,16 @@ class ScheduledSequence(NamedTuple):
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        """How many tokens have K/V in the cache once it is computed."""
+        return self.first_position + len(self.token_ids)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its last token is known to nobody but the step before."""
+        return self.token_ids[-1] == PENDING_TOKEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class SessionHub:
     def _step_facts(self, output: EngineOutput) -> StepFacts:
         batch = output.output
         return StepFacts(
-            number=output.load.step_count,
+            number=batch.step if batch else output.load.step_count,
             batch_size=len(batch.scheduled) if batch else 0,
             num_positions=batch.num_tokens if batch else 0,
             duration_us=round(output.step_s * 1e6),

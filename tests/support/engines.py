@@ -50,6 +50,9 @@ class BlockMemory:
         self.outputs: list[SchedulerOutput] = []
         self.num_positions_fed = 0
 
+    def launch(self, output: SchedulerOutput) -> StepResult:
+        return self.execute(output)
+
     def execute(self, output: SchedulerOutput) -> StepResult:
         self.outputs.append(output)
         self.num_positions_fed += output.num_tokens

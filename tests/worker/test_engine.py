@@ -25,6 +25,9 @@ class SlowRunner:
         self.clock = clock
         self.failures = []
 
+    def launch(self, output):
+        return self.execute(output)
+
     def execute(self, output):
         self.clock.now += 1.0
         if self.failures:
@@ -110,7 +113,7 @@ def test_what_could_never_run_is_refused_for_good_and_holds_nothing(engine, cloc
 
 
 def test_a_batch_that_raises_takes_only_its_own_sequences(engine, clock):
-    engine._runner.failures.append(RuntimeError("broken"))
+    engine._flights._runner.failures.append(RuntimeError("broken"))
     engine.submit(make_sequence(1), clock.now)
     late = make_sequence(2)
     output = engine.step(lambda: engine.submit(late, clock.now))
@@ -126,8 +129,8 @@ def test_a_sequence_that_could_not_be_drawn_fails_alone(engine, clock):
     sequences = [make_sequence(i, prompt=9) for i in (1, 2)]
     for sequence in sequences:
         engine.submit(sequence, clock.now)
-    drawn = engine._runner.execute
-    engine._runner.execute = lambda output: StepResult(
+    drawn = engine._flights._runner.execute
+    engine._flights._runner.execute = lambda output: StepResult(
         {key: token for key, token in drawn(output).tokens.items() if key != 1}
     )
     output = engine.step()
@@ -212,7 +215,7 @@ def test_nobody_finds_the_blocks_of_a_batch_that_went_wrong(engine, clock):
     prompt = list(range(20))
     engine.submit(make_sequence(1, prompt, max_tokens=9), clock.now)
     engine.step()
-    engine._runner.failures.append(RuntimeError("broken"))
+    engine._flights._runner.failures.append(RuntimeError("broken"))
     engine.step()
     assert engine.scheduler.pool.num_cached == 0
     again = make_sequence(2, prompt)

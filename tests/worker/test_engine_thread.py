@@ -19,7 +19,7 @@ class GatedRunner:
         self.gate = threading.Semaphore(0)
         self.arrived = threading.Semaphore(0)
 
-    def execute(self, output):
+    def launch(self, output):
         self.arrived.release()
         assert self.gate.acquire(timeout=10)
         return self.memory.execute(output)

@@ -268,7 +268,7 @@ class Spelling:
     def __init__(self, pool):
         pass
 
-    def execute(self, output):
+    def launch(self, output):
         return StepResult(
             {
                 entry.sequence_id: SampledToken(ord("ab??"[entry.draw.output_index]))

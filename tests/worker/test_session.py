@@ -304,8 +304,8 @@ async def test_the_last_choice_aborted_ends_the_submit(engine, hub):
 
 
 async def test_a_choice_that_fails_takes_its_request_with_it_and_no_other(engine, hub):
-    drawn = engine.engine._runner.execute
-    engine.engine._runner.execute = lambda output: StepResult(
+    drawn = engine.engine._flights._runner.execute
+    engine.engine._flights._runner.execute = lambda output: StepResult(
         {key: token for key, token in drawn(output).tokens.items() if key != 2}
     )
     with hub.session() as session:
