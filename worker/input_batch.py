@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from worker.attention.base import AttentionMetadata
-from worker.sequence import Draw, ScheduledSequence, SchedulerOutput
+from worker.sequence import PENDING_TOKEN, Draw, ScheduledSequence, SchedulerOutput
 
 Ints = npt.NDArray[np.int64]
 
@@ -18,7 +18,8 @@ Ints = npt.NDArray[np.int64]
 class InputBatch:
     """token_ids int64 [T]; the rest per drawing sequence, S of them, in scheduled order.
 
-    sampled_rows int64 [S]: the last scheduled position of each, among the T.
+    sampled_rows int64 [S]: the last scheduled position of each, among the T. `pending` maps
+    positions among the T, whose ids are PENDING_TOKEN, to the sequences that they are of.
     """
 
     token_ids: torch.Tensor
@@ -26,6 +27,7 @@ class InputBatch:
     sampled_rows: torch.Tensor
     sequence_ids: list[int]
     draws: list[Draw]
+    pending: dict[int, int]
 
 
 def build_input_batch(output: SchedulerOutput, block_size: int) -> InputBatch:
@@ -42,10 +44,10 @@ def build_input_batch(output: SchedulerOutput, block_size: int) -> InputBatch:
     positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
     table = _block_table(scheduled)
     blocks = table[np.repeat(np.arange(len(scheduled)), counts), positions // block_size]
-    token_ids = chain.from_iterable(s.token_ids for s in scheduled)
+    token_ids = _ints(chain.from_iterable(s.token_ids for s in scheduled), int(starts[-1]))
     drawing = [row for row, s in enumerate(scheduled) if s.draw is not None]
     return InputBatch(
-        token_ids=torch.from_numpy(_ints(token_ids, int(starts[-1]))),
+        token_ids=torch.from_numpy(token_ids),
         metadata=_metadata(
             counts, starts, first + counts, table, blocks * block_size + positions % block_size,
             positions,
@@ -53,7 +55,16 @@ def build_input_batch(output: SchedulerOutput, block_size: int) -> InputBatch:
         sampled_rows=torch.from_numpy(starts[1:][drawing] - 1),
         sequence_ids=[scheduled[row].sequence_id for row in drawing],
         draws=[s.draw for s in scheduled if s.draw is not None],
+        pending=_pending(token_ids, starts, scheduled),
     )  # fmt: skip
+
+
+def _pending(
+    token_ids: Ints, starts: Ints, scheduled: Sequence[ScheduledSequence]
+) -> dict[int, int]:
+    positions = np.flatnonzero(token_ids == PENDING_TOKEN)
+    rows = np.searchsorted(starts, positions, side="right") - 1
+    return {int(at): scheduled[row].sequence_id for at, row in zip(positions, rows, strict=True)}
 
 
 def _metadata(

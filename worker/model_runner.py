@@ -26,6 +26,7 @@ class ModelRunner(Generic[Backend]):
         self._model = model
         self._backend = backend
         self._block_size = block_size
+        self._drawn: dict[int, SampledToken] = {}
         self.num_positions_fed = 0
 
     def launch(self, output: SchedulerOutput) -> StepResult:
@@ -35,11 +36,16 @@ class ModelRunner(Generic[Backend]):
     def execute(self, output: SchedulerOutput) -> StepResult:
         """What draws and scorings ask for. Raises whatever the model raises."""
         batch = build_input_batch(output, self._block_size)
+        for at, sequence_id in batch.pending.items():
+            # One without a token fails: whatever is computed behind it is for nobody.
+            drawn = self._drawn.get(sequence_id)
+            batch.token_ids[at] = drawn.token_id if drawn else 0
         with torch.inference_mode():
             self._backend.plan(batch.metadata)
             self.num_positions_fed += len(batch.token_ids)
             hidden = self._model.forward(batch.token_ids, batch.metadata.positions, self._backend)
-            return StepResult(self._draw(batch, hidden), self._score(output, batch, hidden))
+            self._drawn = self._draw(batch, hidden)
+            return StepResult(self._drawn, self._score(output, batch, hidden))
 
     def _draw(self, batch: InputBatch, hidden: torch.Tensor) -> dict[int, SampledToken]:
         if not batch.draws:

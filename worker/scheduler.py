@@ -304,9 +304,7 @@ class Scheduler:
         self, sequence: Sequence, entry: ScheduledSequence, result: StepResult
     ) -> SequenceUpdate:
         kv_tokens, kv_blocks = entry.end, self.pool.blocks_for(entry.end)
-        # Else it has given way since.
-        if entry.block_ids is sequence.block_ids:
-            self._tables.publish(sequence, entry.first_position, entry.end)
+        self._tables.publish(sequence, entry.first_position, entry.end)
         if self._waiting.num_aside and kv_tokens >= len(sequence.prompt_token_ids):
             self._waiting.call_siblings(sequence.sequence_id)
         scores = result.prompt_logprobs[entry.sequence_id] if entry.scoring else None
