@@ -22,6 +22,7 @@ class Tenant:
     priority_ceiling  caps the priority of its requests
     cache_group       tenants of one group may share cached prefixes; empty: this one alone
     limits            how much it may ask for
+    admin             whether it may call the AdminService
     """
 
     name: str
@@ -30,6 +31,7 @@ class Tenant:
     priority_ceiling: int = MAX_PRIORITY
     cache_group: str = ""
     limits: TenantLimits = UNLIMITED
+    admin: bool = False
 
     def cache_salt(self, secret: bytes) -> bytes:
         """What keeps cached prefixes apart: HMAC-SHA256 of the group, or of the tenant alone."""

@@ -11,6 +11,8 @@ from noria.service.log import loop_end
 from noria.service.tasks import keep_running
 from router.connection import background
 from router.store.base import LeaseStore, StoreURLError
+from router.store.keys import KeyStore
+from router.store.memory_keys import MemoryKeys
 from router.store.memory_leases import MemoryLeases
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Shared:
 class Store:
     """All stores of one router. `shared` is None where it is alone."""
 
+    keys: KeyStore
     leases: LeaseStore
     shared: Shared | None = None
 
@@ -58,11 +61,12 @@ async def open_store(
     the `redis` package is missing.
     """
     if not redis_url:
-        yield Store(MemoryLeases())
+        yield Store(MemoryKeys(), MemoryLeases())
         return
     # Here, since a router that is alone needs no package for it.
     try:
         from router.store.redis_connection import redis_connection
+        from router.store.redis_keys import RedisKeys
         from router.store.redis_leases import RedisLeases
         from router.store.redis_news import News
     except ImportError:
@@ -70,4 +74,6 @@ async def open_store(
         raise StoreURLError(missing) from None
 
     async with redis_connection(redis_url, log) as connection:
-        yield Store(RedisLeases(connection), Shared(connection, News(connection)))
+        news = News(connection)
+        keys = RedisKeys(connection, news)
+        yield Store(keys, RedisLeases(connection), Shared(connection, news))
