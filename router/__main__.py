@@ -13,7 +13,7 @@ from noria.service.server import stop_event
 from router.app import Router, running_router
 from router.config import RouterConfig
 from router.keys_format import KeysFormatError
-from router.store.base import StoreURLError
+from router.store.base import CALL_TIMEOUT_S, StoreURLError
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER", "show_default": True})
@@ -39,6 +39,10 @@ from router.store.base import StoreURLError
     "--redis-url",
     default="",
     help="What routers share; it may hold a password: use the environment.",
+)
+@click.option("--redis-timeout-s", default=CALL_TIMEOUT_S, help="Of one call to it.")
+@click.option(
+    "--keys-max-age-s", default=3600.0, help="Keys of a Redis that went away hold so long."
 )
 @click.option("--cache-secret", default="", help="Salts cached prefixes; empty: a random one.")
 @click.option("--max-queued-requests", default=1024, help="A full queue refuses at once.")

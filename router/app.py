@@ -18,12 +18,13 @@ from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.service.tasks import keep_running
 from noria.v1 import chat_pb2, chat_pb2_grpc
-from router.auth import ApiKey, KeyRing, Keys, Tenant
-from router.calls import Admission, Calls, Metadata
+from router.auth import ApiKey, Keys, Metadata, Tenant
+from router.calls import Admission, Calls
 from router.chat import Chats
 from router.config import RouterConfig
 from router.connection import background
 from router.dispatch import Dispatcher
+from router.key_cache import KeyCache
 from router.keys_file import KeysFile
 from router.live import LiveRequests
 from router.loops import Loops
@@ -33,6 +34,8 @@ from router.registry import Registry
 from router.servicer import ChatServicer
 from router.stalls import StallWatch
 from router.state import router_state
+from router.store.base import StoreUnavailableError
+from router.store.keys import KEYS_CHANNEL
 from router.store.opened import Store, open_store
 from router.token_stream import TokenStream
 from router.tokenizers import Tokenizers
@@ -40,6 +43,8 @@ from router.worker_session import WorkerSession
 from router.worker_state import SilenceLimits
 
 SERVICE_NAME = "noria.v1.ChatService"
+# All services but those that gRPC itself defines: health and reflection.
+_ASKS_FOR_KEYS = "/noria.v1."
 
 
 def random_seed() -> int:
@@ -57,6 +62,7 @@ class Router:
         self,
         config: RouterConfig,
         store: Store,
+        keys_file: KeysFile | None,
         *,
         clock: Callable[[], float],
         seed_source: Callable[[], int],
@@ -77,13 +83,13 @@ class Router:
             config.max_queued_requests, config.max_queued_tokens, clock
         )
         self._dispatcher = Dispatcher(self._queue, self.registry, clock)
-        keys_file = _keys_file(config)
-        self._keys = KeyRing(_first_keys(config, keys_file))
+        self._keys = self._new_key_cache()
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
         self._tokenizers = self._new_tokenizers()
         self._servicer = self._new_servicer(seed_source)
         self._loops = self._new_loops(keys_file)
+        self._listen()
 
     def held(self) -> dict[str, int]:
         """Everything held for requests right now, by kind; all zero at rest."""
@@ -120,11 +126,11 @@ class Router:
     def guard(self) -> GuardedRequests:
         """Parses what clients send once their key is known, and no more than a chat may hold."""
 
-        def refusal(method: str, metadata: Metadata) -> RequestError | None:
-            if not method.startswith(f"/{SERVICE_NAME}/"):
+        async def refusal(method: str, metadata: Metadata) -> RequestError | None:
+            if not method.startswith(_ASKS_FOR_KEYS):
                 return None
             try:
-                self._keys.authenticate(metadata)
+                await self._keys.authenticate(metadata)
             except RequestError as error:
                 return error
             return None
@@ -138,12 +144,28 @@ class Router:
     @contextlib.asynccontextmanager
     async def running(self, server: RunningServer) -> AsyncIterator[None]:
         """Do inside the block what is done beside answering calls."""
+        with contextlib.suppress(StoreUnavailableError):
+            await self._keys.refresh()
         sessions = [self._new_session(address).run for address in self._config.workers]
         tokenizers = [each.run for each in self._tokenizers]
         loops = [*tokenizers, *sessions, *self._loops.all(server)]
         kept = [keep_running(loop, loop_end(self._log)) for loop in loops]
         async with self._tokenizers.encoding(), self._store.running(self._log), background(kept):
             yield
+
+    def _new_key_cache(self) -> KeyCache:
+        return KeyCache(
+            self._store.keys,
+            max_age_s=self._config.keys_max_age_s,
+            on_revoked=self._end_revoked,
+            on_change=self._on_change,
+            clock=self._clock,
+            log=self._log,
+        )
+
+    def _listen(self) -> None:
+        if self._store.shared is not None:
+            self._store.shared.news.listen(KEYS_CHANNEL, lambda _: self._keys.wake())
 
     def _new_tokenizers(self) -> Tokenizers:
         return Tokenizers(
@@ -199,6 +221,7 @@ class Router:
             keys_file=keys_file,
             new_keys_file=lambda: _keys_file(self._config),
             keys=self._keys,
+            file_keys=self._store.file_keys,
             live=self._live,
             dispatcher=self._dispatcher,
             stalls=StallWatch(self.registry, self._dispatcher.dispatch, self._clock),
@@ -207,15 +230,21 @@ class Router:
             log=self._log,
         )
 
+    def _end_revoked(self, key_ids: frozenset[str]) -> None:
+        error = RequestError(Reason.KEY_REVOKED, "the API key was revoked")
+        ended = self._live.interrupt_keys(key_ids, error)
+        self._log.info("keys_revoked", key_ids=sorted(key_ids), requests_ended=ended)
+
     def _end_encoded(self, models: frozenset[str]) -> None:
         """End these models' requests, wherever they are: their ids' vocabulary is gone."""
         changed = "the tokenizer came back with another vocabulary"
         self._live.interrupt_all(RequestError(Reason.TOKENIZER_LOST, changed), models)
 
     def _on_change(self) -> None:
-        """A worker or a tokenizer came or went, or the drain began."""
+        """A worker or a tokenizer came or went, keys became known, or the drain began."""
         usable = {w.figures.model for w in self.registry if self.registry.understands(w)}
-        if self._admission.is_open and any(map(self._tokenizers.is_up, usable)):
+        is_served = self._keys.is_usable and any(map(self._tokenizers.is_up, usable))
+        if self._admission.is_open and is_served:
             self._ready.set()
         else:
             self._ready.clear()
@@ -228,11 +257,13 @@ def _keys_file(config: RouterConfig) -> KeysFile | None:
     return KeysFile(config.keys_file, frozenset(methods)) if config.keys_file else None
 
 
-def _first_keys(config: RouterConfig, file: KeysFile | None) -> Keys:
-    """Raises KeysFormatError: without any keys there is nobody to serve."""
-    if file is None:
+def _first_keys(config: RouterConfig, file: KeysFile | None) -> Keys | None:
+    """None if keys are in Redis. Raises KeysFormatError: without any there is nobody to serve."""
+    if file is not None:
+        return file.poll() or {}
+    if config.api_key_sha256:
         return {config.api_key_sha256.lower(): ApiKey(Tenant("default"))}
-    return file.poll() or {}
+    return None
 
 
 @contextlib.asynccontextmanager
@@ -249,8 +280,10 @@ async def running_router(
     StoreURLError for an unusable URL of Redis.
     """
     log = log or structlog.get_logger(service="router")
-    async with open_store(config.redis_url, log) as store:
-        router = Router(config, store, clock=clock, seed_source=seed_source, log=log)
+    keys_file = _keys_file(config)
+    first_keys, timeout_s = _first_keys(config, keys_file), config.redis_timeout_s
+    async with open_store(config.redis_url, log, first_keys, timeout_s=timeout_s) as store:
+        router = Router(config, store, keys_file, clock=clock, seed_source=seed_source, log=log)
         async with _serving(router, config):
             yield router
 

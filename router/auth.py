@@ -47,16 +47,21 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key by its digest. `expires_at` is in seconds since the epoch; from then on it is void."""
+    """A key by its digest. `expires_at` is in seconds since the epoch; from then on it is void.
+
+    `key_id` names it in logs and to operators.
+    """
 
     tenant: Tenant
     expires_at: float | None = None
     disabled: bool = False
+    key_id: str = ""
 
     def is_valid(self, now: float) -> bool:
         return not self.disabled and (self.expires_at is None or now < self.expires_at)
 
 
+Metadata = Iterable[tuple[str, str | bytes]]
 # SHA-256 in lower-case hex -> key.
 Keys = Mapping[str, ApiKey]
 _NOBODY = (b"0" * 64, ApiKey(Tenant(""), disabled=True))
@@ -77,23 +82,33 @@ class KeyRing:
         """Know these keys, and no others, from the next call on. Running ones go on."""
         self._keys = {digest.encode(): (digest.encode(), key) for digest, key in keys.items()}
 
-    def authenticate(self, metadata: Iterable[tuple[str, str | bytes]]) -> Tenant:
-        """The tenant whose key the call carries, as `authorization: Bearer` or `x-api-key`.
+    def authenticate(self, metadata: Metadata) -> ApiKey:
+        """The key that the call carries, as `authorization: Bearer` or `x-api-key`.
 
         Both may be present if they carry the same key. Raises INVALID_KEY, with one and
         the same message whatever is wrong.
         """
-        digests = {_digest(key) for key in _keys(metadata)}
-        presented = digests.pop() if len(digests) == 1 else b""
+        presented = _presented(metadata)
         # The same work whoever asks: one look-up by digest and one comparison. How long a
         # look-up takes tells of the digest at most, from which no key follows.
         known, key = self._keys.get(presented, _NOBODY)
         if hmac.compare_digest(known, presented) and key.is_valid(self._wall_clock()):
-            return key.tenant
+            return key
         raise RequestError(Reason.INVALID_KEY, _REFUSAL)
 
+    def can_tell(self, metadata: Metadata) -> bool:
+        """Whether what is known here says enough: the key is here, void or not, or it is none."""
+        presented = _presented(metadata)
+        return not presented or presented in self._keys
 
-def _keys(metadata: Iterable[tuple[str, str | bytes]]) -> Iterable[bytes]:
+
+def _presented(metadata: Metadata) -> bytes:
+    """The digest of the one key that a call carries; empty for none and for several."""
+    digests = {_digest(key) for key in _keys(metadata)}
+    return digests.pop() if len(digests) == 1 else b""
+
+
+def _keys(metadata: Metadata) -> Iterable[bytes]:
     for name, value in metadata:
         raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
         if name == "x-api-key":

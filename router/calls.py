@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,16 @@ from noria.service import errors
 from noria.service.log import places_of
 from noria.service.trace import TraceContext, trace_of
 from router import wire_record
-from router.auth import KeyRing, Tenant
+from router.auth import ApiKey, Metadata, Tenant
 from router.chat import Call
 from router.delivery import Delivery
 from router.interrupt import Interrupt
+from router.key_cache import KeyCache
 from router.live import LiveRequest, LiveRequests
 from router.record import RequestRecord
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Work = Callable[[Call], Awaitable[None]]
-Metadata = Iterable[tuple[str, str | bytes]]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Calls:
 
     def __init__(
         self,
-        keys: KeyRing,
+        keys: KeyCache,
         admission: Admission,
         live: LiveRequests,
         *,
@@ -73,17 +73,19 @@ class Calls:
         self._log = log
         self._wall_clock = wall_clock
 
-    def authenticate(self, method: str, context: Context) -> Tenant:
-        """Who makes a lookup. Raises INVALID_KEY, METHOD_FORBIDDEN: a log line and a counter."""
+    async def authenticate(self, method: str, context: Context) -> Tenant:
+        """Who makes a lookup. Raises INVALID_KEY, METHOD_FORBIDDEN, STORE_UNAVAILABLE: a log line
+        and a counter.
+        """
         try:
-            tenant = self._tenant(context)
-            tenant.check_method(method)
+            key = await self._key(context)
+            key.tenant.check_method(method)
         except RequestError as error:
             trace_id = trace_of(_metadata(context)).trace_id
             self._log.info("lookup_refused", method=method, outcome=error.reason, trace_id=trace_id)
             self._on_refused(method, error.reason)
             raise
-        return tenant
+        return key.tenant
 
     async def serve(self, method: str, context: Context, work: Work) -> None:
         """Run one request from its id to its log line; an error becomes its status.
@@ -116,8 +118,8 @@ class Calls:
             await errors.abort(context, failure, record.request_id, trailing)
         context.set_trailing_metadata(trailing)
 
-    def _tenant(self, context: Context) -> Tenant:
-        return self._keys.authenticate(_metadata(context))
+    async def _key(self, context: Context) -> ApiKey:
+        return await self._keys.authenticate(_metadata(context))
 
     def _new_record(self, method: str, trace: TraceContext) -> RequestRecord:
         return RequestRecord(
@@ -132,7 +134,9 @@ class Calls:
     async def _run(
         self, context: Context, record: RequestRecord, trace: TraceContext, work: Work
     ) -> None:
-        tenant = self._tenant(context)
+        key = await self._key(context)
+        # From here to `hold` nothing waits: a key that is revoked then finds the request.
+        tenant = key.tenant
         record.tenant = tenant.name
         tenant.check_method(record.method)
         left_s = context.time_remaining()
@@ -140,8 +144,9 @@ class Calls:
         deadline = self._clock() + left_s
         interrupt, delivery = Interrupt(), Delivery(self._clock)
         call = Call(tenant, deadline, trace.traceparent, record, delivery, interrupt)
+        live = LiveRequest(tenant, interrupt, delivery, record, key.key_id)
         try:
-            with interrupt, self.live.hold(LiveRequest(tenant, interrupt, delivery, record)):
+            with interrupt, self.live.hold(live):
                 self._admission.check()
                 await _until_deadline(call, left_s, work)
         except asyncio.CancelledError:

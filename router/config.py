@@ -6,8 +6,13 @@ from pathlib import Path
 
 from noria.service.limits import DEFAULT_DEADLINE_S
 from router.step_pace import STALL_MIN_S
+from router.store.base import CALL_TIMEOUT_S
 from router.worker_state import LOAD_TTL_S
 
+_SECONDS = (
+    "default_deadline_s", "redis_timeout_s", "keys_max_age_s", "load_ttl_s", "stall_min_s",
+    "max_connection_age_s",
+)  # fmt: skip
 # A week: gRPC counts milliseconds in 32 bits, which is not four times as much.
 MAX_SECONDS = 7 * 24 * 3600
 
@@ -18,7 +23,9 @@ class RouterConfig:
 
     Who may call stands in `keys_file`, looked at again every `keys_poll_s` seconds, or is
     whoever holds the one key whose SHA-256 in hex is `api_key_sha256` (tenant "default").
-    `redis_url` names what routers share; empty: this one is alone.
+    `redis_url` names what routers share; empty: this one is alone. Keys are there too unless a
+    file or digest is given; while it is away they are known for `keys_max_age_s`. A call to it
+    takes `redis_timeout_s` at most.
     `metrics_listen` is host:port for /metrics; empty: none.
     `cache_secret` salts the tenants' cached prefixes; empty: a new one at each start.
     A lone tokenizer has every model; of several each has the model of its own name.
@@ -35,6 +42,8 @@ class RouterConfig:
     keys_file: Path | None = None
     keys_poll_s: float = 1.0
     redis_url: str = field(default="", repr=False)
+    redis_timeout_s: float = CALL_TIMEOUT_S
+    keys_max_age_s: float = 3600.0
     listen: str = "127.0.0.1:50051"
     metrics_listen: str = ""
     cache_secret: str = field(default="", repr=False)
@@ -59,7 +68,7 @@ class RouterConfig:
         for name in ("max_queued_requests", "max_queued_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; at least 1")
-        for name in ("default_deadline_s", "load_ttl_s", "stall_min_s", "max_connection_age_s"):
+        for name in _SECONDS:
             seconds = getattr(self, name)
             if not 0 < seconds <= MAX_SECONDS:
                 flag = name.replace("_", "-")
@@ -70,7 +79,7 @@ class RouterConfig:
         if self.keys_file is not None:
             if digest:
                 raise ValueError("api-key-sha256: not together with keys-file")
-        elif not digest:
-            raise ValueError("keys-file: none; it or api-key-sha256 is needed")
-        elif len(digest) != 64 or not set(digest) <= set(string.hexdigits):
+        elif not digest and not self.redis_url:
+            raise ValueError("keys-file: none; it, api-key-sha256 or redis-url is needed")
+        elif digest and (len(digest) != 64 or not set(digest) <= set(string.hexdigits)):
             raise ValueError(f"api-key-sha256: {len(digest)} characters; 64 hex digits are needed")

@@ -21,7 +21,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST_OF_NOTHING = sha256(b"").hexdigest()
 _TENANT_FIELDS = (
-    "name", "models", "methods", "priority_ceiling", "cache_group", *LIMIT_FIELDS, "keys",
+    "name", "models", "methods", "priority_ceiling", "cache_group", "admin", *LIMIT_FIELDS, "keys",
 )  # fmt: skip
 _KEY_FIELDS = ("sha256", "label", "expires", "disabled")
 
@@ -143,7 +143,8 @@ def _tenant(table: _Table, methods: frozenset[str]) -> Tenant:
     if not MIN_PRIORITY <= ceiling <= MAX_PRIORITY:
         raise table.fail(f"priority_ceiling: from {MIN_PRIORITY} to {MAX_PRIORITY}")
     group = table.get("cache_group", str, "")
-    return Tenant(name, table.names("models"), allowed, ceiling, group, _limits(table))
+    admin = table.get("admin", bool, False)
+    return Tenant(name, table.names("models"), allowed, ceiling, group, _limits(table), admin)
 
 
 def _limits(table: _Table) -> TenantLimits:

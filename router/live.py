@@ -18,12 +18,13 @@ from router.record import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class LiveRequest:
-    """One request on its way; `interrupt` ends it."""
+    """One request on its way, by the key of this id; `interrupt` ends it."""
 
     tenant: Tenant
     interrupt: Interrupt
     delivery: Delivery
     record: RequestRecord
+    key_id: str = ""
 
 
 class LiveRequests:
@@ -86,6 +87,13 @@ class LiveRequests:
         for request in list(self._live.values()):
             if models is None or request.record.model in models:
                 request.interrupt.set(error)
+
+    def interrupt_keys(self, key_ids: frozenset[str], error: RequestError) -> int:
+        """End every request of these keys; how many there were."""
+        ended = [request for request in self._live.values() if request.key_id in key_ids]
+        for request in ended:
+            request.interrupt.set(error)
+        return len(ended)
 
     async def wait_idle(self) -> None:
         """Return once nothing is live."""

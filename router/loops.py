@@ -7,19 +7,20 @@ from typing import Any
 import structlog
 
 from noria.service.server import RunningServer
-from router.auth import KeyRing
 from router.config import RouterConfig
 from router.dispatch import Dispatcher
+from router.key_cache import KeyCache
 from router.keys_file import KeysFile
 from router.keys_format import KeysFormatError
 from router.live import LiveRequests
 from router.stalls import StallWatch
+from router.store.memory_keys import MemoryKeys
 
 Loop = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Loops:
-    """`new_keys_file` gives a file as if never read, or None; `keys` holds what it says.
+    """`new_keys_file` gives a file as if never read, or None; `file_keys` holds what it says.
 
     `ready` is what the router's health says, `changed` that it may have become another.
     Each loop may be cancelled at any of its awaits and started again.
@@ -31,7 +32,8 @@ class Loops:
         *,
         keys_file: KeysFile | None,
         new_keys_file: Callable[[], KeysFile | None],
-        keys: KeyRing,
+        keys: KeyCache,
+        file_keys: MemoryKeys,
         live: LiveRequests,
         dispatcher: Dispatcher,
         stalls: StallWatch,
@@ -43,6 +45,7 @@ class Loops:
         self._keys_file = keys_file
         self._new_keys_file = new_keys_file
         self._keys = keys
+        self._file_keys = file_keys
         self._live = live
         self._dispatcher = dispatcher
         self._stalls = stalls
@@ -53,7 +56,7 @@ class Loops:
     def all(self, server: RunningServer) -> list[Loop]:
         """Those that this router needs."""
         following = [self.follow_keys] if self._keys_file else []
-        return [lambda: self.report_health(server), self.tick, *following]
+        return [lambda: self.report_health(server), self.tick, self._keys.follow, *following]
 
     async def report_health(self, server: RunningServer) -> None:
         while True:
@@ -79,7 +82,8 @@ class Loops:
                 self._log.error("keys_file_unread", kind=type(error).__name__)
                 continue
             if keys is not None:
-                self._keys.replace(keys)
+                self._file_keys.load(keys)
+                await self._keys.refresh()
                 self._log.info("keys_file_read", keys=len(keys))
 
     async def tick(self) -> None:

@@ -24,7 +24,7 @@ _MAX_MODELS = 32
 _GENERATING = ("StreamChat", "Chat", "StreamCompletion", "Completion")
 _METHODS = (*_GENERATING, "CountTokens", "EstimateChat")
 _LOOKUPS = ("GetRequest", "CancelRequest", "ListModels")
-_KEY_REASONS = (Reason.INVALID_KEY, Reason.METHOD_FORBIDDEN)
+_KEY_REASONS = (Reason.INVALID_KEY, Reason.METHOD_FORBIDDEN, Reason.STORE_UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     async def _answer(self, method: str, context: Context, answer: Callable[[Tenant], T]) -> T:
         """What is answered at once, from what is known; an error becomes its status."""
         try:
-            return answer(self._calls.authenticate(method, context))
+            return answer(await self._calls.authenticate(method, context))
         except RequestError as error:
             await errors.abort(context, error)
 

@@ -16,7 +16,7 @@ from noria.service.limits import MAX_MESSAGE_BYTES
 
 Find = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 # Why the caller of this method, with this metadata, may not have its request parsed.
-Refusal = Callable[[str, Iterable[tuple[str, str | bytes]]], RequestError | None]
+Refusal = Callable[[str, Iterable[tuple[str, str | bytes]]], Awaitable[RequestError | None]]
 
 
 class UnparsedRequest:
@@ -40,7 +40,7 @@ class GuardedRequests(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         max_bytes: int = MAX_MESSAGE_BYTES,
-        refusal: Refusal = lambda method, metadata: None,
+        refusal: Refusal | None = None,
     ) -> None:
         self._max_bytes = max_bytes
         self._refusal = refusal
@@ -49,7 +49,9 @@ class GuardedRequests(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        refusal = self._refusal(details.method, details.invocation_metadata or ())
+        refusal = None
+        if self._refusal is not None:
+            refusal = await self._refusal(details.method, details.invocation_metadata or ())
         parse = self._guarded(handler.request_deserializer, refusal)
         return handler._replace(request_deserializer=parse)
 

@@ -7,6 +7,8 @@ from typing import Protocol
 
 # Every name in Redis begins so. What one script touches shares a {tag}, and so a slot.
 PREFIX = "noria:"
+# What a call may add to a request that waits for it.
+CALL_TIMEOUT_S = 0.1
 
 
 class StoreUnavailableError(Exception):

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from noria.reasons import Reason, RequestError, invalid_field
 from router.auth import Tenant
+from router.store.base import PREFIX
 
 # Two, so that one may take the place of the other while both are taken.
 MAX_LIVE_KEYS = 2
@@ -13,6 +14,8 @@ MAX_LIVE_KEYS = 2
 MAX_VOID_KEYS = 20
 # Lines of the account of changes that are kept, or a few more.
 MAX_KEY_CHANGES = 10_000
+# Who listens there hears that something has changed.
+KEYS_CHANNEL = f"{PREFIX}keys"
 # Who does what no key asked for.
 OPERATOR = ""
 

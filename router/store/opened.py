@@ -9,8 +9,9 @@ import structlog
 
 from noria.service.log import loop_end
 from noria.service.tasks import keep_running
+from router.auth import Keys
 from router.connection import background
-from router.store.base import LeaseStore, StoreURLError
+from router.store.base import CALL_TIMEOUT_S, LeaseStore, StoreURLError
 from router.store.keys import KeyStore
 from router.store.memory_keys import MemoryKeys
 from router.store.memory_leases import MemoryLeases
@@ -30,10 +31,14 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """All stores of one router. `shared` is None where it is alone."""
+    """All stores of one router. `shared` is None where it is alone.
+
+    `file_keys` takes what a keys file says; it is `keys` where there is a file or no Redis.
+    """
 
     keys: KeyStore
     leases: LeaseStore
+    file_keys: MemoryKeys
     shared: Shared | None = None
 
     @property
@@ -53,15 +58,22 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def open_store(
-    redis_url: str, log: structlog.typing.FilteringBoundLogger
+    redis_url: str,
+    log: structlog.typing.FilteringBoundLogger,
+    keys: Keys | None = None,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
 ) -> AsyncIterator[Store]:
     """The store for as long as the block; an empty URL: in memory.
 
+    `keys` are those of a file, and then the only ones besides what is made in this process.
+    A call to Redis takes `timeout_s` at most.
     Redis may be away. Raises StoreURLError for a URL that cannot be used, and for any where
     the `redis` package is missing.
     """
+    file_keys = MemoryKeys(keys)
     if not redis_url:
-        yield Store(MemoryKeys(), MemoryLeases())
+        yield Store(file_keys, MemoryLeases(), file_keys)
         return
     # Here, since a router that is alone needs no package for it.
     try:
@@ -73,7 +85,7 @@ async def open_store(
         missing = "redis-url: the package `redis` is missing; the extra `router` brings it"
         raise StoreURLError(missing) from None
 
-    async with redis_connection(redis_url, log) as connection:
+    async with redis_connection(redis_url, log, timeout_s=timeout_s) as connection:
         news = News(connection)
-        keys = RedisKeys(connection, news)
-        yield Store(keys, RedisLeases(connection), Shared(connection, news))
+        shared_keys = RedisKeys(connection, news) if keys is None else file_keys
+        yield Store(shared_keys, RedisLeases(connection), file_keys, Shared(connection, news))

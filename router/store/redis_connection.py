@@ -1,6 +1,6 @@
 """One pool of connections to Redis, and whether Redis can be used now.
 
-A call takes `CALL_TIMEOUT_S` at most, and no time at all while Redis is known to be away: a
+A call takes a tenth of a second at most, and no time at all while Redis is known to be away: a
 loop of its own finds out when it is back.
 """
 
@@ -21,11 +21,10 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from noria.service.log import loop_end
 from noria.service.tasks import keep_running
 from router.connection import background
-from router.store.base import PREFIX, StoreUnavailableError, StoreURLError
+from router.store.base import CALL_TIMEOUT_S, PREFIX, StoreUnavailableError, StoreURLError
 
 T = TypeVar("T")
 
-CALL_TIMEOUT_S = 0.1
 CONNECT_TIMEOUT_S = 1.0
 PROBE_INTERVAL_S = 1.0
 _FIRST_DELAY_S = 0.05

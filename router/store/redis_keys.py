@@ -8,8 +8,9 @@ from redis.asyncio import Redis
 
 from router.auth import Tenant
 from router.store import key_scripts
-from router.store.base import PREFIX, StoreUnavailableError
+from router.store.base import StoreUnavailableError
 from router.store.keys import (
+    KEYS_CHANNEL,
     MAX_KEY_CHANGES,
     MAX_LIVE_KEYS,
     MAX_VOID_KEYS,
@@ -30,7 +31,6 @@ from router.store.tenant_json import key_from_json, tenant_from_json, tenant_to_
 
 T = TypeVar("T")
 
-CHANNEL = f"{PREFIX}keys"
 _AUDIT = key_scripts.NAMES[-1]
 
 
@@ -128,7 +128,7 @@ class RedisKeys:
     async def _tell(self) -> None:
         """Wake the other routers; those that do not hear of it look by themselves."""
         try:
-            await self._news.publish(CHANNEL, "changed")
+            await self._news.publish(KEYS_CHANNEL, "changed")
         except StoreUnavailableError:
             # The change is made all the same.
             return

@@ -57,7 +57,11 @@ async def test_a_known_callers_request_is_parsed():
 async def test_what_may_not_be_parsed_is_not(refusal, data, reason, says):
     """Nor is the request of a key that became valid only after it was looked at."""
     parser = Parser()
-    guard = GuardedRequests(100, lambda method, metadata: refusal)
+
+    async def refused(method, metadata):
+        return refusal
+
+    guard = GuardedRequests(100, refused)
     request = await looked_at(guard, data, parser)
     assert parser.parsed == []
     with pytest.raises(RequestError, match=says) as caught:
@@ -73,6 +77,10 @@ async def test_bytes_that_are_no_message_are_refused_by_whoever_looks():
 
 async def test_the_guard_hears_method_and_metadata():
     heard = []
-    guard = GuardedRequests(100, lambda method, metadata: heard.append((method, *metadata)))
+
+    async def note(method, metadata):
+        heard.append((method, *metadata))
+
+    guard = GuardedRequests(100, note)
     await looked_at(guard, b"", Parser())
     assert heard == [("/noria.v1.ChatService/Chat", ("x-api-key", "k"))]

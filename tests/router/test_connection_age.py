@@ -15,13 +15,13 @@ from tests.support.name_server import name_server
 async def test_a_connection_is_renewed_and_its_streams_stay(monkeypatch):
     """GRP-07: new calls come over a new connection; one from before ends when it is served."""
     peers = []
-    tenant_of = Calls._tenant
+    key_of = Calls._key
 
-    def noting(calls, context):
+    async def noting(calls, context):
         peers.append(context.peer())
-        return tenant_of(calls, context)
+        return await key_of(calls, context)
 
-    monkeypatch.setattr(Calls, "_tenant", noting)
+    monkeypatch.setattr(Calls, "_key", noting)
     async with routed(max_connection_age_s=0.2) as setup:
         call = setup.stream()
         await setup.submitted(1)

@@ -180,7 +180,7 @@ async def test_a_router_does_not_start_with_a_file_that_it_cannot_use(keys_file)
 def is_known(setup, key):
     """Whether the router takes this key now."""
     with contextlib.suppress(Exception):
-        setup.router._keys.authenticate(bearer(key))
+        setup.router._keys.ring.authenticate(bearer(key))
         return True
     return False
 

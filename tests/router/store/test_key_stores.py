@@ -25,7 +25,7 @@ SCOPED = Tenant(
 @pytest.fixture(params=["memory", "redis"])
 async def keys(request):
     url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
-    async with open_store(url, structlog.get_logger()) as store:
+    async with open_store(url, structlog.get_logger(), timeout_s=5) as store:
         yield store.keys
 
 

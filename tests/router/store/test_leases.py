@@ -12,7 +12,7 @@ from router.store.opened import open_store
 @pytest.fixture(params=["memory", "redis"])
 async def leases(request):
     url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
-    async with open_store(url, structlog.get_logger()) as store:
+    async with open_store(url, structlog.get_logger(), timeout_s=5) as store:
         yield store.leases
 
 
@@ -50,7 +50,7 @@ async def ended(leases, holder):
 
 async def test_a_lease_whose_end_was_lost_still_ends(redis_url, shared_redis_server):
     """RDS-03: a set that has no time to live gets one with the next renewal."""
-    async with open_store(redis_url, structlog.get_logger()) as store:
+    async with open_store(redis_url, structlog.get_logger(), timeout_s=5) as store:
         await store.leases.renew("workers", "w:1", 60)
         with shared_redis_server.client() as client:
             client.persist("noria:leases:workers")

@@ -17,7 +17,8 @@ ECHO = Script("return {KEYS[1], ARGV[1]}")
 
 @pytest.fixture
 async def connection(redis_server):
-    async with redis_connection(redis_server.url, structlog.get_logger()) as made:
+    """One that is patient: what else runs here may take long."""
+    async with redis_connection(redis_server.url, structlog.get_logger(), timeout_s=5) as made:
         yield made
 
 
@@ -53,16 +54,15 @@ async def test_while_it_is_away_calls_take_no_time(redis_server, connection):
     assert sum(times) < 0.05
 
 
-async def test_a_server_that_hangs_costs_each_call_a_tenth_of_a_second_at_most(
-    redis_server, connection
-):
+async def test_a_server_that_hangs_costs_each_call_a_tenth_of_a_second_at_most(redis_server):
     """RDS-07, and all calls under way together no longer than one."""
-    redis_server.freeze()
-    times = await asyncio.gather(*(refused(connection) for _ in range(100)))
-    assert max(times) < 1.0
-    assert await refused(connection) < 0.05
-    redis_server.thaw()
-    await connection.wait_available()
+    async with redis_connection(redis_server.url, structlog.get_logger()) as connection:
+        redis_server.freeze()
+        times = await asyncio.gather(*(refused(connection) for _ in range(100)))
+        assert max(times) < 1.0
+        assert await refused(connection) < 0.05
+        redis_server.thaw()
+        await asyncio.wait_for(connection.wait_available(), 10)
 
 
 async def test_a_connection_begins_while_the_server_is_away(redis_server):

@@ -17,7 +17,7 @@ from tests.support.waiting import until
 @contextlib.asynccontextmanager
 async def listening(url):
     heard = []
-    async with redis_connection(url, structlog.get_logger()) as connection:
+    async with redis_connection(url, structlog.get_logger(), timeout_s=1) as connection:
         news = News(connection)
         news.listen("noria:one", lambda message: heard.append(("one", message)))
         news.listen("noria:two", lambda message: heard.append(("two", message)))
