@@ -2,14 +2,23 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import click
 import structlog
 
+from noria.service.channel import is_loopback
 from noria.service.limits import DEFAULT_DEADLINE_S
 from noria.service.log import LEVELS, configure_logging
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
+from noria.service.tls_files import TlsFileError
+from noria.service.tls_flags import (
+    client_tls_flags,
+    server_tls_flags,
+    take_client_tls,
+    take_server_tls,
+)
 from router.app import Router, running_router
 from router.config import RouterConfig
 from router.keys_format import KeysFormatError
@@ -50,13 +59,16 @@ from router.store.base import CALL_TIMEOUT_S, StoreURLError
 @click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, help="Of a call without one.")
 @click.option("--drain-grace-s", default=60.0, help="For streams to finish after SIGTERM.")
 @click.option("--max-connection-age-s", default=300.0, help="Then a client looks for routers anew.")
+@server_tls_flags
+@client_tls_flags
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The least told.")
 @click.option("--parent-pid", type=int, help="End when this process ends.")
-def main(parent_pid: int | None, log_level: str, **options: object) -> None:
+def main(parent_pid: int | None, log_level: str, **options: Any) -> None:
     """Serve the chat API to clients."""
     log = configure_logging("router", log_level)
     try:
-        config = RouterConfig(**options)  # type: ignore[arg-type]
+        tls, peer_tls = take_server_tls(options), take_client_tls(options)
+        config = RouterConfig(tls=tls, peer_tls=peer_tls, **options)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if parent_pid is not None:
@@ -65,7 +77,7 @@ def main(parent_pid: int | None, log_level: str, **options: object) -> None:
         asyncio.run(_serve(config, log))
     except KeysFormatError as error:
         raise click.ClickException(f"keys-file: {error}") from error
-    except StoreURLError as error:
+    except (StoreURLError, TlsFileError) as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
         raise click.ClickException(str(error)) from error
@@ -75,6 +87,8 @@ async def _serve(config: RouterConfig, log: structlog.typing.FilteringBoundLogge
     stop = stop_event()
     async with running_router(config, log=log) as router:
         log.info("listening", address=router.address, metrics=router.metrics_address)
+        if config.tls is None and not is_loopback(config.listen):
+            log.warning("keys_travel_unencrypted", listen=config.listen, why="no tls-cert")
         ready = asyncio.create_task(_tell_ready(router, log))
         await stop.wait()
         ready.cancel()

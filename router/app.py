@@ -17,6 +17,8 @@ from noria.service.log import loop_end
 from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.service.tasks import keep_running
+from noria.service.tls_files import opened
+from noria.service.tls_watch import TlsWatch
 from noria.v1 import chat_pb2, chat_pb2_grpc
 from router.auth import ApiKey, Keys, Metadata, Tenant
 from router.calls import Admission, Calls
@@ -73,6 +75,8 @@ class Router:
         self.metrics_registry = new_registry()
         self._metrics = RouterMetrics(self.metrics_registry, self.state)
         self._config = config
+        self.tls = opened(config.tls)
+        self._peer_tls = opened(config.peer_tls)
         self._store = store
         self._clock = clock
         self._log = log
@@ -150,7 +154,13 @@ class Router:
         tokenizers = [each.run for each in self._tokenizers]
         loops = [*tokenizers, *sessions, *self._loops.all(server)]
         kept = [keep_running(loop, loop_end(self._log)) for loop in loops]
-        async with self._tokenizers.encoding(), self._store.running(self._log), background(kept):
+        watch = TlsWatch({"server": self.tls, "client": self._peer_tls}, self._log)
+        async with (
+            watch.running(self.metrics_registry),
+            self._tokenizers.encoding(),
+            self._store.running(self._log),
+            background(kept),
+        ):
             yield
 
     def _new_key_cache(self) -> KeyCache:
@@ -171,6 +181,7 @@ class Router:
         return Tokenizers(
             self._config.tokenizers,
             self.registry,
+            tls=self._peer_tls,
             patience_s=self._config.tokenizer_patience_s,
             on_change=self._on_change,
             on_new_vocabulary=self._end_encoded,
@@ -183,6 +194,7 @@ class Router:
             address,
             self._instance_id,
             self.registry,
+            tls=self._peer_tls,
             limits=SilenceLimits(self._config.load_ttl_s, self._config.stall_min_s),
             dispatch=self._dispatcher.dispatch,
             on_change=self._on_change,
@@ -277,7 +289,7 @@ async def running_router(
     """Serve until the block ends; calls still open then are cut off.
 
     Raises OSError if the address cannot be bound, KeysFormatError for an unusable keys file,
-    StoreURLError for an unusable URL of Redis.
+    StoreURLError for an unusable URL of Redis, TlsFileError for unusable certificates.
     """
     log = log or structlog.get_logger(service="router")
     keys_file = _keys_file(config)
@@ -292,7 +304,12 @@ async def running_router(
 async def _serving(router: Router, config: RouterConfig) -> AsyncIterator[None]:
     ageing = connection_age(config.max_connection_age_s)
     async with running_server(
-        router.add_services, [SERVICE_NAME], config.listen, options=ageing, guard=router.guard()
+        router.add_services,
+        [SERVICE_NAME],
+        config.listen,
+        options=ageing,
+        guard=router.guard(),
+        tls=router.tls,
     ) as server:
         router.address = server.address
         async with (

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from noria.service.limits import DEFAULT_DEADLINE_S
+from noria.service.tls_files import TlsFiles
 from router.step_pace import STALL_MIN_S
 from router.store.base import CALL_TIMEOUT_S
 from router.worker_state import LOAD_TTL_S
@@ -33,6 +34,7 @@ class RouterConfig:
     `worker_patience_s` how long queued ones wait for a model's last worker.
     A worker's load counts for `load_ttl_s`; a step is a stall from `stall_min_s` on at the
     earliest. A client's connection is renewed after `max_connection_age_s`, its streams stay.
+    `tls` is for clients, `peer_tls` for the way to tokenizers and workers; None: no TLS.
     Raises ValueError for a value out of range.
     """
 
@@ -57,6 +59,8 @@ class RouterConfig:
     load_ttl_s: float = LOAD_TTL_S
     stall_min_s: float = STALL_MIN_S
     max_connection_age_s: float = 300.0
+    tls: TlsFiles | None = None
+    peer_tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
         self._check_keys()

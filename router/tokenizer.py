@@ -14,23 +14,16 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from noria.reasons import Reason, RequestError
-from noria.service.channel import CLIENT_OPTIONS, Options
 from noria.service.errors import DETAILS_KEY, parse_status_details
+from noria.service.tls import aio_channel
+from noria.service.tls_files import TlsSource
 from noria.service.trace import TRACEPARENT
 from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from router import wire_tokenizer
 from router.connection import SESSION_OPTIONS, keep_connected
 from router.decode_session import DecodeSession
+from router.encode_channel import EncodeChannel
 from router.requests import Conversation, EncodedPrompt, RawText
-
-# The channel for encoding lives as long as the router and comes back about as fast as
-# the session does.
-_ENCODE_OPTIONS: Options = (
-    *CLIENT_OPTIONS,
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 
 # A tokenizer that still loads answers once it is ready.
 _INFO_TIMEOUT_S = 60.0
@@ -56,19 +49,21 @@ class Tokenizer:
         self,
         address: str,
         *,
+        tls: TlsSource | None,
         patience_s: float,
         on_info: Callable[["Tokenizer", tokenizer_pb2.GetTokenizerInfoResponse], None],
         on_change: Callable[[], None],
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         self.address = address
+        self._tls = tls
         self._patience_s = patience_s
         self._on_info = on_info
         self._on_change = on_change
         self._log = log.bind(tokenizer=address)
         self._patience: asyncio.TimerHandle | None = None
         self._last_break = ""
-        self._encoder: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
+        self._channel = EncodeChannel(address, tls)
         self.facts = TokenizerFacts()
         self.is_up = False
         self.slots = DecodeSession()
@@ -76,8 +71,7 @@ class Tokenizer:
     @contextlib.asynccontextmanager
     async def encoding(self) -> AsyncIterator[None]:
         """Inside the block `encode` may be called, whether or not it runs."""
-        async with grpc.aio.insecure_channel(self.address, options=_ENCODE_OPTIONS) as channel:
-            self._encoder = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        async with self._channel:
             try:
                 yield
             finally:
@@ -92,18 +86,19 @@ class Tokenizer:
     ) -> EncodedPrompt:
         """The prompt's ids. Raises grpc.aio.AioRpcError."""
         timeout, metadata = max(timeout_s, 0), ((TRACEPARENT, traceparent),)
+        stub = self._channel.stub()
         if isinstance(prompt, RawText):
             text = wire_tokenizer.encode_text_request(prompt, self.facts.model)
-            encoded = await self._encoder.Encode(text, timeout=timeout, metadata=metadata)
+            encoded = await stub.Encode(text, timeout=timeout, metadata=metadata)
             return EncodedPrompt(list(encoded.token_ids), duration_us=encoded.duration_us)
         chat = wire_tokenizer.encode_chat_request(prompt, self.facts.model)
-        response = await self._encoder.EncodeChat(chat, timeout=timeout, metadata=metadata)
+        response = await stub.EncodeChat(chat, timeout=timeout, metadata=metadata)
         return EncodedPrompt(
             list(response.prompt_token_ids), response.starts_in_thinking, response.duration_us
         )
 
     async def _connect(self) -> None:
-        async with grpc.aio.insecure_channel(self.address, options=SESSION_OPTIONS) as channel:
+        async with aio_channel(self.address, self._tls, SESSION_OPTIONS) as channel:
             stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
             info = await stub.GetTokenizerInfo(
                 tokenizer_pb2.GetTokenizerInfoRequest(), timeout=_INFO_TIMEOUT_S

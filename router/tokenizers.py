@@ -12,6 +12,7 @@ import grpc
 import structlog
 
 from noria.reasons import Reason, RequestError
+from noria.service.tls_files import TlsSource
 from noria.v1 import tokenizer_pb2
 from router.decode_slot import SlotPort
 from router.prompt_size import check_fits
@@ -32,6 +33,7 @@ class Tokenizers:
         addresses: Iterable[str],
         registry: Registry,
         *,
+        tls: TlsSource | None,
         patience_s: float,
         on_change: Callable[[], None],
         on_new_vocabulary: Callable[[frozenset[str]], None],
@@ -48,6 +50,7 @@ class Tokenizers:
         self._all = [
             Tokenizer(
                 address,
+                tls=tls,
                 patience_s=patience_s,
                 on_info=self._introduce,
                 on_change=self._on_change,

@@ -12,6 +12,8 @@ import structlog
 
 from noria.service.outbox import Outbox
 from noria.service.protocol import PROTOCOL_VERSION
+from noria.service.tls import aio_channel
+from noria.service.tls_files import TlsSource
 from noria.v1 import worker_pb2, worker_pb2_grpc
 from router import wire_worker
 from router.connection import (
@@ -39,6 +41,7 @@ class WorkerSession:
         router_instance_id: str,
         registry: Registry,
         *,
+        tls: TlsSource | None,
         limits: SilenceLimits,
         dispatch: Callable[[], None],
         on_change: Callable[[], None],
@@ -48,6 +51,7 @@ class WorkerSession:
         self._address = address
         self._router_instance_id = router_instance_id
         self._registry = registry
+        self._tls = tls
         self._limits = limits
         self._dispatch = dispatch
         self._on_change = on_change
@@ -73,7 +77,7 @@ class WorkerSession:
         self._outbox.put(worker_pb2.SessionRequest(abort_choice=abort))
 
     async def _connect(self) -> None:
-        async with grpc.aio.insecure_channel(self._address, options=SESSION_OPTIONS) as channel:
+        async with aio_channel(self._address, self._tls, SESSION_OPTIONS) as channel:
             call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
             self._outbox = _new_outbox()
             self._outbox.put(self._hello())

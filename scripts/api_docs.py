@@ -21,8 +21,9 @@ INTRODUCTION = f"""\
 <!-- Made by `make docs` from the protos' comments and the sources: change those. -->
 
 Clients call one gRPC service, `noria.v1.ChatService`, on the router: port {PORT} unless told
-otherwise, without TLS. Its protos are [chat.proto](../protos/noria/v1/chat.proto) and
-[common.proto](../protos/noria/v1/common.proto); a running router shows them by reflection.
+otherwise, with TLS where it has a certificate. Its protos are
+[chat.proto](../protos/noria/v1/chat.proto) and [common.proto](../protos/noria/v1/common.proto);
+a running router shows them by reflection.
 For Python there is a [client](../README.md#from-python); [examples](../examples) holds an app
 server and a call with grpcurl.
 

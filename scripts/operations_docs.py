@@ -11,10 +11,11 @@ from pathlib import Path
 
 import click
 from prometheus_client.core import Metric
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from noria.cli.main import main as noria
 from noria.service.metrics import LoopLag
+from noria.service.tls_watch import expiry_gauge
 from router.__main__ import main as router
 from router.metrics import Load, RouterMetrics, RouterState
 from tokenizer_svc.__main__ import main as tokenizer
@@ -30,6 +31,13 @@ COMMANDS = {
     "noria up": ("NORIA_UP", noria.commands["up"]),
     "noria plan": ("NORIA_PLAN", noria.commands["plan"]),
 }
+
+
+class _Expiry(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield expiry_gauge({"server": 0.0})
+
+
 # One value of each label, so that families read from live objects show their labels.
 _ROUTER = RouterState(held={"": 0}, workers={"": 0}, demand={"m": Load()}, capacity={"m": Load()})
 _WORKER = WorkerState(about=(("model", ""), ("attention_backend", ""), ("dtype", "")))
@@ -38,6 +46,7 @@ REGISTERED: dict[str, Callable[[CollectorRegistry], object]] = {
     "router": lambda registry: RouterMetrics(registry, lambda: _ROUTER),
     "tokenizer": lambda registry: TokenizerMetrics(registry, lambda: 0),
     "worker": lambda registry: WorkerMetrics(registry, lambda: _WORKER),
+    "every service with TLS": lambda registry: registry.register(_Expiry()),
 }
 
 

@@ -15,6 +15,7 @@ from noria.service.log import LEVELS, configure_logging, places_of, why_not
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import unless
+from noria.service.tls_flags import server_tls_flags, take_server_tls
 from tokenizer_svc.app import LOADING, running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
 
@@ -26,6 +27,7 @@ _MODEL = "A GGUF file or a Hugging Face folder."
 @click.option("--served-model-name", default="", help="Name that requests use.")
 @click.option("--listen", default="127.0.0.1:50052", help="host:port; port 0 picks one.")
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
+@server_tls_flags
 @click.option("--encode-threads", type=click.IntRange(1), default=2, help="For short texts.")
 @click.option(
     "--drain-grace-s", type=click.FloatRange(0), default=60.0, help="For outputs left at SIGTERM."
@@ -36,8 +38,9 @@ def main(parent_pid: int | None, log_level: str, **settings: Any) -> None:
     """Serve one model's text side to routers."""
     if parent_pid is not None:
         die_with_parent(parent_pid)
+    config = TokenizerConfig(tls=take_server_tls(settings), **settings)
     log = configure_logging("tokenizer", log_level)
-    status = asyncio.run(serve(TokenizerConfig(**settings), log))
+    status = asyncio.run(serve(config, log))
     if any(thread.name == LOADING for thread in threading.enumerate()):
         # It is inside a native library, which must not lose the interpreter under its feet.
         sys.stderr.flush()

@@ -7,9 +7,12 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 import grpc
+import structlog
 
 from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
+from noria.service.tls_files import opened
+from noria.service.tls_watch import TlsWatch
 from noria.v1 import tokenizer_pb2_grpc
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.encode_pool import EncodePool
@@ -68,7 +71,8 @@ async def running_tokenizer(
 ) -> AsyncIterator[RunningTokenizer]:
     """Listen at once, load on a thread. `on_progress(stage, done, total)` is called there.
 
-    Leaving the block does not wait for that thread, whose name is LOADING.
+    Leaving the block does not wait for that thread, whose name is LOADING. Raises TlsFileError
+    for unusable certificates.
     """
 
     def load() -> TextService:
@@ -77,6 +81,8 @@ async def running_tokenizer(
         on_progress(STAGE, 1, 1)
         return text
 
+    tls = opened(config.tls)
+    watch = TlsWatch({"server": tls}, structlog.get_logger(service="tokenizer"))
     with EncodePool(config.encode_threads) as pool:
         registry = new_registry()
         servicer = TokenizerServicer(pool, on_failure, registry)
@@ -84,7 +90,10 @@ async def running_tokenizer(
         def add_services(server: grpc.aio.Server) -> None:
             tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
 
-        async with running_server(add_services, (SERVICE,), config.listen) as server:
+        async with (
+            running_server(add_services, (SERVICE,), config.listen, tls=tls) as server,
+            watch.running(registry),
+        ):
             loading = _on_thread(load)
             tokenizer = RunningTokenizer(server, servicer, loading)
             try:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from noria.service.tls_files import TlsFiles
+
 
 @dataclass(frozen=True)
 class TokenizerConfig:
@@ -12,6 +14,7 @@ class TokenizerConfig:
     metrics_listen   host:port for /metrics; empty: none
     encode_threads   threads for short texts; long ones have one of their own
     drain_grace_s    seconds for which outputs are still decoded after the order to stop
+    tls              certificate, key and the routers' CA; None: no TLS
     """
 
     model: Path
@@ -20,6 +23,7 @@ class TokenizerConfig:
     metrics_listen: str = ""
     encode_threads: int = 2
     drain_grace_s: float = 60.0
+    tls: TlsFiles | None = None
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from noria.service.log import LEVELS, configure_logging, places_of, why_not
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import first_of, unless
+from noria.service.tls_flags import server_tls_flags, take_server_tls
 from worker.app import RunningWorker, running_worker
 from worker.config import (
     ATTENTION_BACKENDS,
@@ -48,6 +49,7 @@ _SECONDS = click.FloatRange(0)
 )
 @click.option("--listen", default="127.0.0.1:50053", help="host:port; port 0 picks one.")
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
+@server_tls_flags
 @click.option(
     "--attention-backend",
     type=click.Choice(ATTENTION_BACKENDS),
@@ -98,7 +100,7 @@ def main(parent_pid: int | None, log_level: str, **settings: Any) -> None:
     if parent_pid is not None:
         die_with_parent(parent_pid)
     try:
-        config = WorkerConfig(**settings)
+        config = WorkerConfig(tls=take_server_tls(settings), **settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

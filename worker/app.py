@@ -12,6 +12,8 @@ from noria.service.log import loop_end
 from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.service.tasks import keep_running
+from noria.service.tls_files import opened
+from noria.service.tls_watch import TlsWatch
 from noria.v1 import worker_pb2_grpc
 from worker.config import WorkerConfig
 from worker.engine import Engine
@@ -125,8 +127,11 @@ async def running_worker(
     """Listen at once, load on the engine's thread. `on_progress` is called on that thread.
 
     On exit calls end first, the thread last, or not at all if its step hangs: the loop
-    never waits for it, and whoever ends the process must not either.
+    never waits for it, and whoever ends the process must not either. Raises TlsFileError for
+    unusable certificates.
     """
+    tls = opened(config.tls)
+    log = structlog.get_logger(service="worker")
     servicer = WorkerServicer()
     loop = asyncio.get_running_loop()
 
@@ -156,13 +161,16 @@ async def running_worker(
     async with (
         contextlib.AsyncExitStack() as compilers,
         _started(thread),
-        running_server(add_services, (SERVICE,), config.listen) as server,
+        running_server(add_services, (SERVICE,), config.listen, tls=tls) as server,
     ):
         worker = RunningWorker(server, servicer, thread, config)
-        on_end = loop_end(structlog.get_logger(service="worker"))
+        on_end = loop_end(log)
         watch = asyncio.create_task(keep_running(worker.watch_steps, on_end))
         try:
-            async with serving_metrics(config.metrics_listen, worker.registry) as address:
+            async with (
+                TlsWatch({"server": tls}, log).running(worker.registry),
+                serving_metrics(config.metrics_listen, worker.registry) as address,
+            ):
                 worker.metrics_address = address
                 yield worker
         finally:

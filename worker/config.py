@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from noria.plan.kv import DTYPE_BYTES
+from noria.service.tls_files import TlsFiles
 
 MAX_NUM_SEQS = 32
 MAX_NUM_BATCHED_TOKENS = 512
@@ -46,6 +47,7 @@ class WorkerConfig:
     metrics_listen          host:port for /metrics; empty: none
     aliases                 further names that requests may use
     default_max_tokens      max_tokens of a request that names none; 0: the room left
+    tls                     certificate, key and the routers' CA; None: no TLS
     """
 
     model: Path
@@ -68,6 +70,7 @@ class WorkerConfig:
     script: Path | None = None
     drain_grace_s: float = 60.0
     aliases: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
 
     @property
     def name(self) -> str:

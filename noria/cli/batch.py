@@ -18,6 +18,7 @@ from noria.batch.lines import Line, read_lines
 from noria.batch.work import Batch, BatchStoppedError, Patience, Progress
 from noria.client.async_client import AsyncClient
 from noria.client.result import ChatResult
+from noria.client.tls import Tls
 from noria.service.limits import MIN_PRIORITY
 
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -54,7 +55,10 @@ class Prices:
 @click.option("--input-price", default=0.0, type=_PRICE, help="Of a million prompt tokens.")
 @click.option("--cached-price", type=_PRICE, help="Of those from the prefix cache; else the same.")
 @click.option("--output-price", default=0.0, type=_PRICE, help="Of a million output tokens.")
+@click.pass_obj
 def batch(
+    tls: Tls | None,
+    /,
     source: Path,
     results: Path,
     priority: int,
@@ -75,7 +79,9 @@ def batch(
         with open_journal(results) as journal:
             progress.total = checked_lines(source, priority, journal)
             with _shown(progress, prices):
-                asyncio.run(_answer_all(read_lines(source, priority), journal, progress, **given))
+                asyncio.run(
+                    _answer_all(read_lines(source, priority), journal, progress, tls, **given)
+                )
     except KeyboardInterrupt:
         raise click.ClickException("interrupted; the same command goes on from here") from None
     except (BatchStoppedError, ValueError, OSError) as error:
@@ -104,6 +110,7 @@ async def _answer_all(
     lines: Iterator[Line],
     journal: Journal,
     progress: Progress,
+    tls: Tls | None,
     *,
     address: str,
     concurrency: int,
@@ -111,7 +118,7 @@ async def _answer_all(
     give_up_after: float,
 ) -> None:
     patience = Patience(give_up_after, time.monotonic)
-    async with AsyncClient(address, timeout=deadline) as client:
+    async with AsyncClient(address, timeout=deadline, tls=tls) as client:
 
         async def ask(line: Line) -> ChatResult:
             if line.messages is not None:

@@ -13,6 +13,7 @@ from noria.cli.terminal import one_line, write_piece
 from noria.client.errors import NoriaError, UnreachableError
 from noria.client.request import ChatOptions
 from noria.client.sync_client import Client
+from noria.client.tls import Tls
 
 Turns = list[tuple[str, str]]
 # Asks, writes the answer as it comes, and gives all of it.
@@ -57,7 +58,10 @@ def _some(
 @click.option("--answer-line", is_flag=True, help="Afterwards print `answer: ...` on one line.")
 @click.option("--explain", is_flag=True, help="Afterwards tell the request's life as tables.")
 @click.option("--all-steps", is_flag=True, help="The same, with none of the steps left out.")
+@click.pass_obj
 def chat(
+    tls: Tls | None,
+    /,
     question: str | None,
     address: str,
     answer_line: bool,
@@ -76,7 +80,7 @@ def chat(
     ask = partial(explained_answer, all_steps=all_steps) if explains else stream_answer
     try:
         # A refusal is told as it is, not tried again.
-        with Client(address, retry=not explains) as client:
+        with Client(address, retry=not explains, tls=tls) as client:
             if question is None and sys.stdin.isatty():
                 converse(client, options, ask)
             else:

@@ -9,6 +9,7 @@ from noria.cli.chat import chat
 from noria.cli.demo import demo
 from noria.cli.fetch import fetch
 from noria.cli.plan import plan
+from noria.cli.tls import tls_of, tls_options, told_warnings
 from noria.cli.up import up
 
 # Commands of packages that the base install does not need: module and attribute.
@@ -46,8 +47,18 @@ def _missing(command: str, package: str) -> click.Command:
     context_settings={"auto_envvar_prefix": "NORIA", "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="noria")
-def main() -> None:
+@tls_options
+@click.pass_context
+def main(
+    context: click.Context,
+    ca: str | None,
+    client_cert: str | None,
+    client_key: str | None,
+    server_name: str | None,
+) -> None:
     """Serve an open-weight chat model, and talk to it."""
+    context.obj = tls_of(ca, client_cert, client_key, server_name)
+    context.with_resource(told_warnings())
 
 
 for _command in (up, chat, batch, plan, demo, fetch):

@@ -6,7 +6,13 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from noria.client.connection import channel_options, checked_address, find_api_key, key_metadata
+from noria.client.connection import (
+    channel_options,
+    checked_address,
+    find_api_key,
+    key_metadata,
+    warn_if_unencrypted,
+)
 from noria.client.request import (
     ChatOptions,
     Messages,
@@ -18,6 +24,8 @@ from noria.client.request import (
 from noria.client.result import ChatResult, result_of
 from noria.client.retry import Calls, errors_of_call, repeated_async
 from noria.client.stream import AsyncChatStream
+from noria.client.tls import Tls, opened_tls
+from noria.service.tls import aio_channel
 from noria.v1 import chat_pb2, chat_pb2_grpc, common_pb2
 
 
@@ -30,7 +38,7 @@ class AsyncClient:
     what `noria up` wrote. `timeout` is every call's deadline in seconds unless the
     call names its own. With `retry` a chat that the server refuses before its first
     event, saying after which delay it may pass, is asked again after that delay if
-    this is before the deadline.
+    this is before the deadline. `tls` encrypts the connection.
     Calls raise NoriaError; ValueError or TypeError for what cannot be sent at all.
     """
 
@@ -41,11 +49,15 @@ class AsyncClient:
         api_key: str | None = None,
         timeout: float = 600.0,
         retry: bool = True,
+        tls: Tls | None = None,
     ) -> None:
         self._address = checked_address(address)
         self._timeout = checked_timeout(timeout)
-        self._metadata = key_metadata(find_api_key(api_key, address))
+        key = find_api_key(api_key, address)
+        warn_if_unencrypted(address, key, has_tls=tls is not None)
+        self._metadata = key_metadata(key)
         self._calls = Calls(asyncio.Event, retry=retry)
+        self._tls = opened_tls(tls)
         self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Self:
@@ -124,7 +136,7 @@ class AsyncClient:
         # The channel belongs to the loop that first uses it, not to where the client was made.
         if self._channel is None:
             options = channel_options(self._address)
-            self._channel = grpc.aio.insecure_channel(self._address, options=options)
+            self._channel = aio_channel(self._address, self._tls, options)
         return chat_pb2_grpc.ChatServiceStub(self._channel)
 
     def _deadline(self, options: ChatOptions) -> float:

@@ -1,13 +1,13 @@
 """Where a client connects to, and as whom."""
 
-import ipaddress
 import json
 import os
+import warnings
 from pathlib import Path
 
 import click
 
-from noria.service.channel import CLIENT_OPTIONS, Options
+from noria.service.channel import CLIENT_OPTIONS, Options, is_loopback
 
 KEY_FILE = "api-key"
 _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
@@ -24,8 +24,8 @@ def config_dir() -> Path:
 def find_api_key(given: str | None, address: str) -> str | None:
     """The key: as given, else NORIA_API_KEY, else the file that `noria up` writes.
 
-    Connections are not encrypted: the file's key, which nobody chose to send anywhere, goes to
-    this computer alone. A blank key counts as none.
+    The file's key, which nobody chose to send anywhere, goes to this computer alone. A blank
+    key counts as none.
     """
     key = (given or "").strip() or os.environ.get("NORIA_API_KEY", "").strip()
     if key or not _is_this_computer(address):
@@ -61,19 +61,19 @@ def channel_options(address: str) -> Options:
     return options
 
 
+class UnencryptedKeyWarning(UserWarning):
+    """A key travels where others may read it: without TLS, to another computer."""
+
+
+def warn_if_unencrypted(address: str, key: str | None, *, has_tls: bool) -> None:
+    """Warn, on behalf of whoever makes a client, of a key that travels unencrypted."""
+    if key is not None and not has_tls and not _is_this_computer(address):
+        problem = "the API key travels unencrypted to another computer; TLS would hide it"
+        warnings.warn(problem, UnencryptedKeyWarning, stacklevel=3)
+
+
 def _is_this_computer(address: str) -> bool:
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     scheme = next((scheme for scheme in _SCHEMES if address.startswith(scheme)), "")
-    return all(_is_loopback(target) for target in address.removeprefix(scheme).split(","))
-
-
-def _is_loopback(target: str) -> bool:
-    """Whether HOST:PORT or HOST is a loopback address, or the name that stands for one."""
-    host = (target.rpartition(":")[0] or target).strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return all(is_loopback(target) for target in address.removeprefix(scheme).split(","))

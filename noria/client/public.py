@@ -1,6 +1,7 @@
 """The names that `noria` exports."""
 
 from noria.client.async_client import AsyncClient
+from noria.client.connection import UnencryptedKeyWarning
 from noria.client.errors import (
     AccessError,
     BadRequestError,
@@ -43,6 +44,7 @@ from noria.client.request import ChatOptions, Messages
 from noria.client.result import ChatChoice, ChatResult, StopReason, Usage
 from noria.client.stream import AsyncChatStream, ChatStream
 from noria.client.sync_client import Client
+from noria.client.tls import Tls
 from noria.reasons import Reason
 
 __all__ = [
@@ -85,9 +87,11 @@ __all__ = [
     "SlowReaderError",
     "StopReason",
     "StoreUnavailableError",
+    "Tls",
     "TokenizerLostError",
     "TokensPerMinuteError",
     "TooManyKeysError",
+    "UnencryptedKeyWarning",
     "UnreachableError",
     "UnsupportedError",
     "Usage",

@@ -6,7 +6,13 @@ from typing import Self, Unpack
 
 import grpc
 
-from noria.client.connection import channel_options, checked_address, find_api_key, key_metadata
+from noria.client.connection import (
+    channel_options,
+    checked_address,
+    find_api_key,
+    key_metadata,
+    warn_if_unencrypted,
+)
 from noria.client.decode import error_of_rpc
 from noria.client.request import (
     ChatOptions,
@@ -19,6 +25,8 @@ from noria.client.request import (
 from noria.client.result import ChatResult, result_of
 from noria.client.retry import Calls, repeated
 from noria.client.stream import ChatStream
+from noria.client.tls import Tls, opened_tls
+from noria.service.tls import channel
 from noria.v1 import chat_pb2, chat_pb2_grpc, common_pb2
 
 
@@ -31,7 +39,7 @@ class Client:
     what `noria up` wrote. `timeout` is every call's deadline in seconds unless the
     call names its own. With `retry` a chat that the server refuses before its first
     event, saying after which delay it may pass, is asked again after that delay if
-    this is before the deadline.
+    this is before the deadline. `tls` encrypts the connection.
     Calls raise NoriaError; ValueError or TypeError for what cannot be sent at all.
     """
 
@@ -42,12 +50,15 @@ class Client:
         api_key: str | None = None,
         timeout: float = 600.0,
         retry: bool = True,
+        tls: Tls | None = None,
     ) -> None:
         self._timeout = checked_timeout(timeout)
-        self._metadata = key_metadata(find_api_key(api_key, address))
+        key = find_api_key(api_key, address)
+        warn_if_unencrypted(address, key, has_tls=tls is not None)
+        self._metadata = key_metadata(key)
         self._calls = Calls(threading.Event, retry=retry)
         options = channel_options(checked_address(address))
-        self._channel = grpc.insecure_channel(address, options=options)
+        self._channel = channel(address, opened_tls(tls), options)
         self._stub = chat_pb2_grpc.ChatServiceStub(self._channel)
 
     def __enter__(self) -> Self:

@@ -1,5 +1,7 @@
 """gRPC options for both ends of every hop; they belong together and are kept together."""
 
+import ipaddress
+
 from noria.service.limits import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
 
 Options = tuple[tuple[str, int | str], ...]
@@ -52,3 +54,14 @@ def connection_age(seconds: float) -> Options:
         ("grpc.max_connection_age_ms", round(seconds * 1000)),
         ("grpc.max_connection_age_grace_ms", _NEVER_MS),
     )
+
+
+def is_loopback(target: str) -> bool:
+    """Whether HOST:PORT or HOST is a loopback address, or the name that stands for one."""
+    host = (target.rpartition(":")[0] or target).strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -12,6 +12,8 @@ from grpc_reflection.v1alpha import reflection
 
 from noria.service.channel import SERVER_OPTIONS, Options
 from noria.service.guard import GuardedRequests
+from noria.service.tls import server_credentials
+from noria.service.tls_files import TlsSource
 
 LIVE = "live"
 
@@ -46,12 +48,13 @@ async def running_server(
     stop_grace_s: float = 1.0,
     options: Options = (),
     guard: GuardedRequests | None = None,
+    tls: TlsSource | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Listen on `listen` (host:port; port 0 picks a free one): live at once, not yet ready.
 
     `options` come beside SERVER_OPTIONS; `guard` says whose requests are parsed, by default
-    everybody's. On exit calls still open get `stop_grace_s` to end. Raises OSError if the
-    address cannot be bound.
+    everybody's; with `tls` nothing else is spoken. On exit calls still open get `stop_grace_s`
+    to end. Raises OSError if the address cannot be bound.
     """
     server = grpc.aio.server(
         interceptors=(guard or GuardedRequests(),), options=(*SERVER_OPTIONS, *options)
@@ -61,7 +64,7 @@ async def running_server(
     add_services(server)
     names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    port = _bind(server, listen)
+    port = _bind(server, listen, tls)
     address = f"{listen.rpartition(':')[0]}:{port}"
     running = RunningServer(server, address, checks, tuple(service_names))
     await running.set_ready(False)
@@ -73,8 +76,10 @@ async def running_server(
         await server.stop(stop_grace_s)
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> int:
+def _bind(server: grpc.aio.Server, listen: str, tls: TlsSource | None) -> int:
     try:
+        if tls is not None:
+            return server.add_secure_port(listen, server_credentials(tls))
         return server.add_insecure_port(listen)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {listen}; is the port taken?") from error

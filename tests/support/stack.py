@@ -52,13 +52,21 @@ async def running_stack(
     seeds=None,
     router: dict | None = None,
     metrics_listen: str = "",
+    tls=None,
     **worker,
 ) -> AsyncIterator[Stack]:
-    """Tokenizer, workers and router for one model, ready to answer."""
+    """Tokenizer, workers and router for one model, ready to answer.
+
+    `tls` (tests.support.certificates.Fleet): mutual TLS on every hop.
+    """
+    service_tls = None if tls is None else tls.service
     async with contextlib.AsyncExitStack() as held:
         tokenizer = await held.enter_async_context(
-            running_tokenizer(TokenizerConfig(model, "demo", "127.0.0.1:0", metrics_listen))
+            running_tokenizer(
+                TokenizerConfig(model, "demo", "127.0.0.1:0", metrics_listen, tls=service_tls)
+            )
         )
+        worker.setdefault("tls", service_tls)
         config = WorkerConfig(model, "demo", "127.0.0.1:0", metrics_listen, **worker)
         workers = [
             await held.enter_async_context(running_worker(config)) for _ in range(num_workers)
@@ -71,12 +79,15 @@ async def running_stack(
             "api_key_sha256": hashlib.sha256(API_KEY.encode()).hexdigest(),
             "listen": "127.0.0.1:0",
             "metrics_listen": metrics_listen,
+            "tls": None if tls is None else tls.router,
+            "peer_tls": None if tls is None else tls.peers,
         }
         routing = RouterConfig(**settings | (router or {}))
         sources = {} if seeds is None else {"seed_source": iter(seeds).__next__}
         serving = await held.enter_async_context(running_router(routing, **sources))
         await serving.wait_ready()
-        client = await held.enter_async_context(AsyncClient(serving.address, api_key=API_KEY))
+        client = AsyncClient(serving.address, api_key=API_KEY, tls=tls and tls.client())
+        await held.enter_async_context(client)
         steps = [record_steps(fact.runner) for fact in facts]
         services = (serving, tokenizer, *workers)
         addresses = [running.address for running in services]

@@ -1,0 +1,205 @@
+"""Every hop encrypted, both ends known by certificate; files change while all of it runs."""
+
+import asyncio
+import dataclasses
+import sys
+
+import grpc
+import pytest
+import trustme
+from click.testing import CliRunner
+
+from noria import AsyncClient, Client, NoriaError, Tls, UnreachableError
+from noria.cli.main import main
+from noria.service import tls_watch
+from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from router.app import running_router
+from tests.support.canary import API_KEY
+from tests.support.certificates import Fleet
+from tests.support.processes import ROOT
+from tests.support.stack import running_stack
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def certificates(tmp_path, monkeypatch):
+    monkeypatch.setattr(tls_watch, "POLL_S", 0.01)
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    return Fleet(folder)
+
+
+def stack(certificates, golden_model, script_file):
+    script = script_file(mean_output_tokens=4, token_ids=[32, 127])
+    return running_stack(golden_model, tls=certificates, script=script)
+
+
+async def answers(address, tls, **more):
+    async with AsyncClient(address, api_key=API_KEY, tls=tls, timeout=10, **more) as client:
+        return (await client.chat("a", max_tokens=4)).usage.output_tokens
+
+
+async def is_refused(address, tls):
+    try:
+        await answers(address, tls)
+    except UnreachableError:
+        return True
+    return False
+
+
+async def test_all_hops_are_encrypted_and_know_each_other(certificates, golden_model, script_file):
+    """Without TLS, without a certificate or with one of another CA nobody gets in anywhere."""
+    async with stack(certificates, golden_model, script_file) as running:
+        router, tokenizer, worker = running.addresses
+        known = certificates.client()
+        assert await answers(router, known) > 0
+        foreign = certificates.client("foreign", of=trustme.CA())
+        nameless = dataclasses.replace(known, cert=None, key=None)
+        distrusting = dataclasses.replace(known, ca=certificates.file("inner-ca.pem"))
+        for tls in (None, nameless, foreign, distrusting):
+            assert await is_refused(router, tls), tls
+        wrong_name = dataclasses.replace(known, server_name="elsewhere")
+        assert await is_refused(router, wrong_name)
+        # A tenant's certificate, of the clients' CA, opens no inner door.
+        for address in (tokenizer, worker):
+            assert await inner_codes(address, known) == {grpc.StatusCode.UNAVAILABLE}
+        with Client(router, api_key=API_KEY, tls=known) as client:
+            told = await asyncio.to_thread(client.chat, "a", max_tokens=4)
+        assert told.usage.output_tokens > 0
+
+
+async def inner_codes(address, tls: Tls):
+    """What the services behind the router answer to a client, with and without TLS."""
+    credentials = grpc.ssl_channel_credentials(
+        *(file.read_bytes() for file in (tls.ca, tls.key, tls.cert))
+    )
+    codes = set()
+    for channel in (
+        grpc.aio.insecure_channel(address),
+        grpc.aio.secure_channel(address, credentials),
+    ):
+        async with channel:
+            for stub, request in (
+                (
+                    tokenizer_pb2_grpc.TokenizerServiceStub(channel).GetTokenizerInfo,
+                    tokenizer_pb2.GetTokenizerInfoRequest(),
+                ),
+                (
+                    worker_pb2_grpc.WorkerServiceStub(channel).GetWorkerInfo,
+                    worker_pb2.GetWorkerInfoRequest(),
+                ),
+            ):
+                try:
+                    await stub(request, timeout=5)
+                except grpc.aio.AioRpcError as error:
+                    codes.add(error.code())
+                else:
+                    codes.add(grpc.StatusCode.OK)
+    return codes
+
+
+async def test_new_files_are_used_without_a_restart(certificates, golden_model, script_file):
+    """All authorities change: new connections on every hop have the new ones, streams go on."""
+    async with stack(certificates, golden_model, script_file) as running:
+        router = running.addresses[0]
+        config = running.router._config
+        async with running.client.stream_chat("a", max_tokens=4) as stream:
+            certificates.renew()
+            new = certificates.client()
+            await until_async(lambda: is_served(router, new))
+            assert [event async for event in stream.events()]
+        assert await is_refused(router, certificates.client("late", of=trustme.CA()))
+        # A router that starts now reaches tokenizer and worker by the new files alone.
+        async with running_router(dataclasses.replace(config, listen="127.0.0.1:0")) as second:
+            await asyncio.wait_for(second.wait_ready(), 10)
+            assert await answers(second.address, new) > 0
+
+
+async def is_served(address, tls):
+    return not await is_refused(address, tls)
+
+
+async def until_async(condition):
+    for _ in range(500):
+        if await condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("still not true")
+
+
+async def test_a_worker_of_another_name_is_not_used(certificates, golden_model, script_file):
+    """The router asks for the address's host in the certificate, or for the name it is told."""
+    certificates.renew(inner_hosts=("worker.internal",))
+    peers = dataclasses.replace(certificates.peers, server_name="worker.internal")
+    async with running_stack(
+        golden_model,
+        tls=certificates,
+        router={"peer_tls": peers},
+        script=script_file(mean_output_tokens=4, token_ids=[32, 127]),
+    ) as running:
+        assert await answers(running.addresses[0], certificates.client()) > 0
+        config = dataclasses.replace(
+            running.router._config, listen="127.0.0.1:0", peer_tls=certificates.peers
+        )
+        async with running_router(config) as strict:
+            await until(
+                lambda: strict._tokenizers and all(each._last_break for each in strict._tokenizers)
+            )
+            assert not list(strict.registry)
+            with pytest.raises(NoriaError, match="NO_WORKER"):
+                await answers(strict.address, certificates.client(), retry=False)
+
+
+async def test_the_command_speaks_tls(certificates, golden_model, script_file):
+    async with stack(certificates, golden_model, script_file) as running:
+        tls = certificates.client()
+        flags = ["--ca", tls.ca, "--client-cert", tls.cert, "--client-key", tls.key]
+        argv = [*map(str, flags), "chat", "--address", running.addresses[0], "q"]
+        env = {"NORIA_API_KEY": API_KEY}
+        told = await asyncio.to_thread(CliRunner().invoke, main, argv, env=env)
+    assert (told.exit_code, told.stderr) == (0, "")
+    assert told.stdout.strip()
+
+
+SERVICES = {
+    "router": ("--tokenizer", "a:1", "--worker", "b:1", "--api-key-sha256", "0" * 64),
+    "tokenizer_svc": ("--model", "MODEL"),
+    "worker": ("--model", "MODEL"),
+}
+
+
+async def test_a_service_names_the_file_that_it_cannot_use_and_does_not_start(
+    certificates, golden_model
+):
+    """Before anything is loaded; a missing, a foreign and a broken file of each."""
+    certificates.file("broken.pem").write_text("-----BEGIN CERTIFICATE-----\nMARK")
+    own = {"cert": "inner.pem", "key": "inner.key", "client-ca": "inner-ca.pem"}
+    cases = {
+        "router": {"key": "outer.key"},
+        "tokenizer_svc": {"cert": "broken.pem"},
+        "worker": {"client-ca": "none.pem"},
+    }
+    starts = [
+        started(service, {**own, **case}, certificates, golden_model)
+        for service, case in cases.items()
+    ]
+    for (service, case), (code, told) in zip(
+        cases.items(), await asyncio.gather(*starts), strict=True
+    ):
+        ((flag, file),) = case.items()
+        assert code != 0, service
+        assert f"tls-{flag}: {certificates.file(file)}: " in told
+        assert "MARK" not in told
+        assert "Traceback" not in told
+
+
+async def started(service, files, certificates, model):
+    flags = [part.replace("MODEL", str(model)) for part in SERVICES[service]]
+    for flag, file in files.items():
+        flags += [f"--tls-{flag}", str(certificates.file(file))]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", service, "--listen", "127.0.0.1:0", *flags,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=ROOT,
+    )  # fmt: skip
+    told, _ = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, told.decode()
