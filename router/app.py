@@ -20,7 +20,7 @@ from noria.service.tasks import keep_running
 from noria.service.tls_files import opened
 from noria.service.tls_watch import TlsWatch
 from noria.v1 import chat_pb2, chat_pb2_grpc
-from router.auth import ApiKey, Keys, Metadata, Tenant
+from router.auth import ApiKey, Keys, Metadata, Tenant, carries_key
 from router.calls import Admission, Calls
 from router.chat import Chats
 from router.config import RouterConfig
@@ -77,6 +77,7 @@ class Router:
         self._config = config
         self.tls = opened(config.tls)
         self._peer_tls = opened(config.peer_tls)
+        self._knows_certificates = config.tls is not None and config.tls.ca is not None
         self._store = store
         self._clock = clock
         self._log = log
@@ -132,6 +133,9 @@ class Router:
 
         async def refusal(method: str, metadata: Metadata) -> RequestError | None:
             if not method.startswith(_ASKS_FOR_KEYS):
+                return None
+            if self._knows_certificates and not carries_key(metadata):
+                # Of a certificate nothing is told here; whoever has one is no stranger.
                 return None
             try:
                 await self._keys.authenticate(metadata)

@@ -1,9 +1,13 @@
-"""Who asks, and what they may: an API key from the call's metadata, looked up by its digest."""
+"""Who asks, and what they may: an API key from the call's metadata, looked up by its digest.
+
+A call without a key may be known by its client certificate instead: each of the certificate's
+names is looked up like a key.
+"""
 
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from noria.reasons import Reason, RequestError
@@ -64,6 +68,9 @@ class ApiKey:
 Metadata = Iterable[tuple[str, str | bytes]]
 # SHA-256 in lower-case hex -> key.
 Keys = Mapping[str, ApiKey]
+# No key can stand for a certificate: of those with a NUL in them none equals any other.
+_CERTIFICATE = b"certificate\0"
+_MAX_CERTIFIED = 64
 _NOBODY = (b"0" * 64, ApiKey(Tenant(""), disabled=True))
 
 
@@ -82,41 +89,65 @@ class KeyRing:
         """Know these keys, and no others, from the next call on. Running ones go on."""
         self._keys = {digest.encode(): (digest.encode(), key) for digest, key in keys.items()}
 
-    def authenticate(self, metadata: Metadata) -> ApiKey:
+    def authenticate(self, metadata: Metadata, certified: Sequence[str] = ()) -> ApiKey:
         """The key that the call carries, as `authorization: Bearer` or `x-api-key`.
 
-        Both may be present if they carry the same key. Raises INVALID_KEY, with one and
-        the same message whatever is wrong.
+        Both may be present if they carry the same key. A call without any is judged by
+        `certified`, the names in its client's certificate, which may name one tenant alone.
+        Raises INVALID_KEY, with one and the same message whatever is wrong.
         """
-        presented = _presented(metadata)
+        now = self._wall_clock()
+        found = [key for each in _presented(metadata, certified) if (key := self._find(each, now))]
+        if len({key.tenant.name for key in found}) == 1:
+            return found[0]
+        raise RequestError(Reason.INVALID_KEY, _REFUSAL)
+
+    def can_tell(self, metadata: Metadata, certified: Sequence[str] = ()) -> bool:
+        """Whether what is known here says enough: the key is here, void or not, or it is none."""
+        presented = _presented(metadata, certified)
+        return presented == [b""] or any(each in self._keys for each in presented)
+
+    def _find(self, presented: bytes, now: float) -> ApiKey | None:
         # The same work whoever asks: one look-up by digest and one comparison. How long a
         # look-up takes tells of the digest at most, from which no key follows.
         known, key = self._keys.get(presented, _NOBODY)
-        if hmac.compare_digest(known, presented) and key.is_valid(self._wall_clock()):
-            return key
-        raise RequestError(Reason.INVALID_KEY, _REFUSAL)
-
-    def can_tell(self, metadata: Metadata) -> bool:
-        """Whether what is known here says enough: the key is here, void or not, or it is none."""
-        presented = _presented(metadata)
-        return not presented or presented in self._keys
+        return key if hmac.compare_digest(known, presented) and key.is_valid(now) else None
 
 
-def _presented(metadata: Metadata) -> bytes:
-    """The digest of the one key that a call carries; empty for none and for several."""
+def carries_key(metadata: Metadata) -> bool:
+    """Whether a call claims to have a key, of whatever form."""
+    return any(True for _ in _keys(metadata))
+
+
+def certificate_sha256(name: str) -> str:
+    """Stands for a client certificate's subject alternative name as a key's digest does."""
+    return hashlib.sha256(_CERTIFICATE + name.encode()).hexdigest()
+
+
+def _presented(metadata: Metadata, certified: Sequence[str]) -> list[bytes]:
+    """Digests of the one key that a call carries, or else of its certificate's names.
+
+    A single empty one for no key and for several.
+    """
     digests = {_digest(key) for key in _keys(metadata)}
-    return digests.pop() if len(digests) == 1 else b""
+    if not digests and certified:
+        return [certificate_sha256(name).encode() for name in certified[:_MAX_CERTIFIED]]
+    return [digests.pop() if len(digests) == 1 else b""]
 
 
 def _keys(metadata: Metadata) -> Iterable[bytes]:
     for name, value in metadata:
         raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
         if name == "x-api-key":
-            yield raw
+            yield _without_nul(raw)
         elif name == "authorization":
             scheme, _, key = raw.partition(b" ")
             # Another scheme is a credential that no key equals, not an absent one.
-            yield key if scheme.lower() == b"bearer" else b"\0" + raw
+            yield _without_nul(key) if scheme.lower() == b"bearer" else b"\0" + raw
+
+
+def _without_nul(key: bytes) -> bytes:
+    return b"\0" + key if b"\0" in key else key
 
 
 def _digest(key: bytes) -> bytes:

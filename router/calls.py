@@ -12,9 +12,10 @@ import structlog
 from noria.reasons import Reason, RequestError
 from noria.service import errors
 from noria.service.log import places_of
+from noria.service.tls import certified_names
 from noria.service.trace import TraceContext, trace_of
 from router import wire_record
-from router.auth import ApiKey, Metadata, Tenant
+from router.auth import ApiKey, Metadata, Tenant, carries_key
 from router.chat import Call
 from router.delivery import Delivery
 from router.interrupt import Interrupt
@@ -119,7 +120,9 @@ class Calls:
         context.set_trailing_metadata(trailing)
 
     async def _key(self, context: Context) -> ApiKey:
-        return await self._keys.authenticate(_metadata(context))
+        metadata = _metadata(context)
+        certified = () if carries_key(metadata) else certified_names(context)
+        return await self._keys.authenticate(metadata, certified)
 
     def _new_record(self, method: str, trace: TraceContext) -> RequestRecord:
         return RequestRecord(

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -66,17 +66,20 @@ class KeyCache:
         """Whether keys were read, and not too long ago."""
         return self._read_at is not None and self._clock() - self._read_at <= self._max_age_s
 
-    async def authenticate(self, metadata: Metadata) -> ApiKey:
-        """The key that a call carries. Raises INVALID_KEY, STORE_UNAVAILABLE."""
+    async def authenticate(self, metadata: Metadata, certified: Sequence[str] = ()) -> ApiKey:
+        """The key that a call carries, or that the names in its client's certificate stand for.
+
+        Raises INVALID_KEY, STORE_UNAVAILABLE.
+        """
         if self.is_usable:
             with contextlib.suppress(RequestError):
-                return self.ring.authenticate(metadata)
+                return self.ring.authenticate(metadata, certified)
         try:
             await self.refresh()
         except StoreUnavailableError:
-            if not (self.is_usable and self.ring.can_tell(metadata)):
+            if not (self.is_usable and self.ring.can_tell(metadata, certified)):
                 raise _cannot_tell() from None
-        return self.ring.authenticate(metadata)
+        return self.ring.authenticate(metadata, certified)
 
     async def refresh(self) -> None:
         """Know what the store knows now. Raises StoreUnavailableError.

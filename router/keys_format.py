@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from noria.service.limits import MAX_PRIORITY, MIN_PRIORITY
-from router.auth import ApiKey, Keys, Tenant
+from router.auth import ApiKey, Keys, Tenant, certificate_sha256
 from router.tenant_limits import LIMIT_FIELDS, TenantLimits
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -23,7 +23,8 @@ _DIGEST_OF_NOTHING = sha256(b"").hexdigest()
 _TENANT_FIELDS = (
     "name", "models", "methods", "priority_ceiling", "cache_group", "admin", *LIMIT_FIELDS, "keys",
 )  # fmt: skip
-_KEY_FIELDS = ("sha256", "label", "expires", "disabled")
+_KEY_FIELDS = ("sha256", "certificate", "label", "expires", "disabled")
+_MAX_NAME_BYTES = 256
 
 
 class KeysFormatError(ValueError):
@@ -159,6 +160,12 @@ def _limits(table: _Table) -> TenantLimits:
 
 def _digest(table: _Table) -> str:
     table.check_names(_KEY_FIELDS)
+    name = table.get("certificate", str, "")
+    if "certificate" in table.fields:
+        if "sha256" in table.fields or not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
+            problem = f"in place of sha256, 1 to {_MAX_NAME_BYTES} bytes"
+            raise table.fail(f"certificate: {problem} are needed")
+        return certificate_sha256(name)
     digest: str = table.get("sha256", str, "").lower()
     if not _DIGEST.fullmatch(digest):
         raise table.fail(f"sha256: {len(digest)} characters; 64 hex digits are needed")

@@ -4,6 +4,8 @@ A connection keeps what it began with: a server asks for its certificate at each
 a client's new channels have the new files.
 """
 
+from typing import Any
+
 import grpc
 
 from noria.service.channel import Options
@@ -44,6 +46,15 @@ def channel_options(source: TlsSource) -> Options:
     """What a channel needs besides: the name in the server's certificate, where it is another."""
     name = source.files.server_name
     return (("grpc.ssl_target_name_override", name),) if name else ()
+
+
+def certified_names(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, ...]:
+    """The subject alternative names of a caller's certificate; none of a caller without one.
+
+    Only a certificate that the server's CA has signed comes so far.
+    """
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    return tuple(name.decode("utf-8", "replace") for name in names)
 
 
 def channel(address: str, source: TlsSource | None, options: Options) -> grpc.Channel:

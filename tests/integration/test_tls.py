@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import sys
 
 import grpc
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from noria import AsyncClient, Client, NoriaError, Tls, UnreachableError
 from noria.cli.main import main
+from noria.reasons import Reason
 from noria.service import tls_watch
 from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from router.app import running_router
@@ -203,3 +205,50 @@ async def started(service, files, certificates, model):
     )  # fmt: skip
     told, _ = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, told.decode()
+
+
+KEYS = """
+[[tenants]]
+name = "a"
+[[tenants.keys]]
+certificate = "team-a.internal"
+[[tenants]]
+name = "b"
+models = []
+[[tenants.keys]]
+certificate = "spiffe://example.com/team-b"
+[[tenants.keys]]
+sha256 = "{digest}"
+"""
+
+
+async def test_a_tenant_is_known_by_its_certificate_unless_it_sends_a_key(
+    certificates, golden_model, script_file, tmp_path, monkeypatch
+):
+    """The key decides where there is one; a certificate that no tenant has is a wrong key."""
+    monkeypatch.delenv("NORIA_API_KEY", raising=False)
+    monkeypatch.setenv("NORIA_CONFIG_DIR", str(tmp_path / "nothing"))
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS.format(digest=hashlib.sha256(API_KEY.encode()).hexdigest()))
+    script = script_file(mean_output_tokens=4, token_ids=[32, 127])
+    settings = {"keys_file": keys, "api_key_sha256": ""}
+    async with running_stack(
+        golden_model, tls=certificates, router=settings, script=script
+    ) as running:
+
+        async def ask(tls, key=None):
+            client = AsyncClient(running.addresses[0], api_key=key, tls=tls, timeout=10)
+            async with client:
+                try:
+                    return (await client.chat("a", max_tokens=4)).usage.output_tokens > 0
+                except NoriaError as error:
+                    return error.reason
+
+        team_a = certificates.client()
+        assert await ask(team_a) is True
+        team_b = certificates.client_of_uri("spiffe://example.com/team-b")
+        assert await ask(team_b) is Reason.MODEL_FORBIDDEN
+        assert await ask(team_a, API_KEY) is Reason.MODEL_FORBIDDEN
+        assert await ask(team_a, "wrong") is Reason.INVALID_KEY
+        assert await ask(certificates.client("stranger.internal")) is Reason.INVALID_KEY
+        await until(lambda: set(running.held().values()) == {0})

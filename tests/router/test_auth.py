@@ -6,7 +6,7 @@ import pytest
 
 from noria.reasons import Reason, RequestError
 from router import auth
-from router.auth import ApiKey, KeyRing, Tenant
+from router.auth import ApiKey, KeyRing, Tenant, certificate_sha256
 
 
 def ring(now=0.0, **keys):
@@ -107,3 +107,42 @@ def test_a_tenant_bound_to_methods_may_call_no_others():
         tenant.check_method("StreamChat")
     assert caught.value.reason is Reason.METHOD_FORBIDDEN
     BOB.check_method("StreamChat")
+
+
+def certified(**tenants):
+    return KeyRing({certificate_sha256(n): ApiKey(t) for n, t in tenants.items()}, lambda: 0.0)
+
+
+CERTIFIED = certified(a=ALICE, a2=ALICE, b=BOB)
+
+
+@pytest.mark.parametrize("names", [("a",), ("other", "a"), ("a", "a2")])
+def test_a_call_without_a_key_is_known_by_its_certificate(names):
+    assert CERTIFIED.authenticate([("user-agent", "x")], names).tenant == ALICE
+
+
+@pytest.mark.parametrize(
+    ("metadata", "names"),
+    [
+        ([], ("A",)),
+        ([], ("a", "b")),
+        ([], (certificate_sha256("a"),)),
+        ([], (*map(str, range(64)), "a")),
+        ([("x-api-key", "wrong")], ("a",)),
+        ([("authorization", "")], ("a",)),
+        ([("x-api-key", "certificate\0a")], ()),
+        ([("authorization", b"Bearer certificate\0a")], ()),
+        ([("x-api-key", "a")], ()),
+    ],
+)
+def test_a_certificate_of_two_tenants_or_beside_a_wrong_key_is_nobodys(metadata, names):
+    """Nor does any key stand for a certificate."""
+    with pytest.raises(RequestError) as caught:
+        CERTIFIED.authenticate(metadata, names)
+    assert caught.value.message == "the API key is missing, unknown or malformed"
+
+
+def test_of_a_certificates_names_one_that_is_known_is_enough_to_tell():
+    assert CERTIFIED.can_tell([], ("other", "b"))
+    assert not CERTIFIED.can_tell([], ("other",))
+    assert CERTIFIED.can_tell([], ())

@@ -4,6 +4,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from noria import Tls
 from noria.service.tls_files import TlsFiles
@@ -33,6 +36,30 @@ def expiring_in(authority, **left):
     return authority.issue_cert(*HOSTS, not_after=datetime.now(UTC) + timedelta(**left))
 
 
+def identified(authority, uri):
+    """A certificate whose only name is a URI, as SPIFFE has it: its chain and key, in PEM."""
+    issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
+    signing = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=True
+        )
+        .sign(signing, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return made.public_bytes(pem), key.private_bytes(pem, *private)
+
+
 class Fleet:
     """Two authorities: one for the services among themselves, one for clients and the router.
 
@@ -60,3 +87,10 @@ class Fleet:
         write(self.folder, name, (of or self.outer_ca).issue_cert(name), self.outer_ca)
         ca = self.file(f"{name}-ca.pem")
         return Tls(ca, self.file(f"{name}.pem"), self.file(f"{name}.key"))
+
+    def client_of_uri(self, uri) -> Tls:
+        """A client whose certificate bears this URI."""
+        cert, key = self.file("uri.pem"), self.file("uri.key")
+        for file, content in zip((cert, key), identified(self.outer_ca, uri), strict=True):
+            file.write_bytes(content)
+        return Tls(self.file("outer-ca.pem"), cert, key)
