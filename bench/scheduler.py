@@ -23,6 +23,7 @@ from worker.sequence import SampledToken, SamplingParams, Sequence
 
 BLOCK_SIZE, PROMPT_TOKENS, OUTPUT_TOKENS = 16, 1000, 500
 BUDGET = 8192
+URGENT_TOKENS = 20
 TOKEN = SampledToken(7)
 FAR = 1e9
 
@@ -32,6 +33,7 @@ class Case:
     """What runs and what waits. `spare_places` are never filled: blocks are short.
 
     With `churn` sequences end at random, after 100 tokens on average, and the next enter.
+    With `urgent` one of a higher priority comes at every step, takes a place and ends soon.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Case:
     waiting: int
     spare_places: int = 0
     churn: bool = False
+    urgent: bool = False
 
     def scheduler(self) -> Scheduler:
         per_sequence = -(-(PROMPT_TOKENS + OUTPUT_TOKENS) // BLOCK_SIZE)
@@ -60,6 +63,12 @@ def arrivals(case: Case, random: Random) -> Iterator[Sequence]:
         yield Sequence(number, prompt, sampling, output, order=number, deadline=FAR + number)
 
 
+def urgent(sequence: Sequence) -> Sequence:
+    """The same for a higher priority, and short."""
+    sequence.priority, sequence.max_tokens = 1, URGENT_TOKENS
+    return sequence
+
+
 def timed_steps(case: Case, steps: int, clock: Callable[[], float]) -> list[float]:
     """Seconds of each step, once everybody who fits is running."""
     random = Random(0)
@@ -72,6 +81,8 @@ def timed_steps(case: Case, steps: int, clock: Callable[[], float]) -> list[floa
     for _ in range(steps):
         while scheduler.num_waiting < case.waiting:
             scheduler.add(next(coming))
+        if case.urgent:
+            scheduler.add(urgent(next(coming)))
         taken.append(one_step(scheduler, clock))
     if abs(scheduler.num_running - case.running) > case.running // 2:
         raise RuntimeError(f"{case.name}: {scheduler.num_running} run")
@@ -90,6 +101,7 @@ def one_step(scheduler: Scheduler, clock: Callable[[], float]) -> float:
     started = clock()
     scheduler.update(output, result)
     _ = (scheduler.num_waiting, scheduler.num_waiting_tokens, scheduler.pool.num_cached)
+    scheduler.levels()
     return before + clock() - started
 
 
@@ -108,6 +120,7 @@ def main(steps: int, running: int, waiting: int) -> None:
         Case(f"{running} run, {waiting} wait for a place", running, waiting),
         Case(f"{running} run, {waiting} wait for blocks", running, waiting, spare_places=16),
         Case(f"{running} run, {waiting} wait, 1 in 100 ends", running, waiting, churn=True),
+        Case(f"{running} run, {waiting} wait, 1 gives way", running, waiting, urgent=True),
     ]
     rows = []
     for case in cases:

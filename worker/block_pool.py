@@ -33,6 +33,7 @@ class BlockPool:
         # Full and held like published ones, but no longer found.
         self._withdrawn: set[int] = set()
         self._num_cached = 0
+        self._num_holds = 0
 
     @property
     def num_free(self) -> int:
@@ -48,6 +49,15 @@ class BlockPool:
         """Free blocks whose content can still be found."""
         return self._num_cached
 
+    @property
+    def num_doubled(self) -> int:
+        """Holds beyond the first of each block: so many blocks fewer than tables say are used."""
+        return self._num_holds - self.num_used
+
+    def num_holders(self, block: int) -> int:
+        """How many sequences hold it."""
+        return self._holders[block]
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
@@ -59,6 +69,7 @@ class BlockPool:
         """
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
+        self._num_holds += count
         return [self._take_oldest() for _ in range(count)]
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
@@ -75,8 +86,9 @@ class BlockPool:
         """How many of these blocks are free."""
         return sum(not self._holders[block] for block in block_ids)
 
-    def share(self, block_ids: Iterable[int]) -> None:
+    def share(self, block_ids: Sequence[int]) -> None:
         """Hold blocks that `find` gave, beside whoever holds them already."""
+        self._num_holds += len(block_ids)
         for block in block_ids:
             if not self._holders[block]:
                 del self._free[block]
@@ -101,6 +113,7 @@ class BlockPool:
         for block in reversed(block_ids):
             self._check_held(block)
             self._holders[block] -= 1
+            self._num_holds -= 1
             if not self._holders[block]:
                 self._free[block] = None
                 self._withdrawn.discard(block)
@@ -124,6 +137,8 @@ class BlockPool:
         counted = {block: count for block, count in enumerate(self._holders) if count}
         if holders != counted:
             raise RuntimeError(f"{len(counted)} KV blocks used, {len(holders)} accounted for")
+        if self._num_holds != holders.total():
+            raise RuntimeError("holds of KV blocks are miscounted")
         several = {block for block, count in holders.items() if count > 1}
         if not several <= self._digest_of.keys() | self._withdrawn:
             raise RuntimeError("a KV block that can still be written has two owners")

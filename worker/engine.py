@@ -6,6 +6,7 @@ that one step gives one message.
 """
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ids
 from time import monotonic
 
 from worker.device_time import elapsed_us, shares_us
@@ -29,8 +30,10 @@ from worker.sequence import (
 class Engine:
     """Scheduler, runner and the accounts of live sequences. Call it from one thread.
 
-    `look_ahead` sequences may wait so that a freed place never idles a step; beyond that
-    a sequence that does not fit now is refused, and queues where it can go elsewhere.
+    `look_ahead` sequences of one priority may wait so that a freed place never idles a step;
+    beyond that a sequence that does not fit now is refused, and queues where it can go
+    elsewhere. Whoever waits for a grammar keeps no place from anybody, and takes the first
+    one that there is once it has it.
     `steps_ahead` steps stay in flight while the next is launched: at 1 the device computes
     while the step before is booked, and a sequence that ends by its token has been scheduled
     once more by then; that is computed for nobody.
@@ -91,9 +94,7 @@ class Engine:
         if not choices:
             return None
         first, *others = choices
-        # Those that wait for grammars hold no place, and are bounded by their compiler.
-        room = self.scheduler.num_waiting < self._look_ahead
-        if not (room or self.scheduler.fits_now(first, others)):
+        if not self._has_room(choices):
             return Refusal(first.sequence_id, True, "no free place and no free KV blocks")
         grammar = first.sampling.grammar
         try:
@@ -110,9 +111,15 @@ class Engine:
             return Refusal(first.sequence_id, False, str(error))
         return None
 
+    def _has_room(self, choices: Ids[Sequence]) -> bool:
+        """Whether choices of one request may wait for places."""
+        first, *others = choices
+        ahead = self.scheduler.num_waiting_ahead(first.priority)
+        return ahead < self._look_ahead or self.scheduler.fits_now(first, others)
+
     def _take_prepared(self) -> None:
-        """Whoever has its grammar waits for a place from now on."""
-        for prepared in self._grammars.take_prepared():
+        """Whoever has its grammar waits for a place from now on, as far as there is room."""
+        for prepared in self._grammars.take_prepared(self._has_room):
             first, *others = prepared.choices
             if prepared.failure:
                 self._give_up(prepared.choices, prepared.failure)
@@ -202,6 +209,8 @@ class Engine:
         self._pending.output, self._pending.step_s = output, landed.step_s
         self._pending.updates = updates
         self._book(updates)
+        # What this step has freed is theirs before anybody new is told of it.
+        self._take_prepared()
 
     def _charge(self, landed: Landed) -> None:
         """Divide a step's time among its sequences by positions computed.
@@ -252,14 +261,16 @@ class Engine:
         return EngineLoad(
             last_sequence_id=self._last_sequence_id,
             running=scheduler.num_running,
-            waiting=self.scheduler.num_waiting + len(self._grammars),
-            waiting_tokens=scheduler.num_waiting_tokens + sum(s.num_tokens for s in self._grammars),
+            waiting=scheduler.num_waiting,
+            waiting_tokens=scheduler.num_waiting_tokens,
             free_blocks=scheduler.pool.num_free,
             cached_blocks=scheduler.pool.num_cached,
             step_count=scheduler.num_steps,
             preemptions=scheduler.num_preemptions,
             tokens_per_second=self._rate.per_second(self._clock()),
             busy_us=self._busy_us,
+            preparing=len(self._grammars),
+            levels=scheduler.levels(),
         )
 
 

@@ -1,10 +1,13 @@
 """What a turn of the engine gives out: accounts, endings, refusals, load. Times in seconds."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from worker.levels import Level
 from worker.scheduled import SequenceUpdate
-from worker.sequence import SchedulerOutput, Sequence
+from worker.sequence import SchedulerOutput
+from worker.sequence import Sequence as LiveSequence
 
 
 @dataclass(slots=True)
@@ -29,7 +32,7 @@ class Ended:
     `field`: what of its request made it fail; the worker's own fault has none.
     """
 
-    sequence: Sequence
+    sequence: LiveSequence
     account: Account
     failure: str = ""
     field: str = ""
@@ -53,6 +56,8 @@ class EngineLoad:
     """What the engine holds after a step. `last_sequence_id` is the last one looked at.
 
     `busy_us` is the time of all steps so far: what accounts were charged, to the microsecond.
+    `preparing`: sequences that wait for a grammar, or with it for room; `waiting` has none of
+    them. `levels` has the running and the waiting by priority, the lowest first.
     """
 
     last_sequence_id: int = 0
@@ -65,6 +70,8 @@ class EngineLoad:
     preemptions: int = 0
     tokens_per_second: float = 0.0
     busy_us: int = 0
+    preparing: int = 0
+    levels: Sequence[Level] = ()
 
 
 @dataclass(slots=True)

@@ -36,6 +36,10 @@ class PrecedenceList:
         """Raises IndexError if there is none."""
         return self._sequences[0]
 
+    def least_first(self) -> Iterator[Sequence]:
+        """Least urgent first, as they stood when the iteration began."""
+        return iter(self._sequences[:])
+
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=_urgency)
 

@@ -12,6 +12,8 @@ from worker.block_pool import BlockPool
 from worker.block_tables import BlockTables
 from worker.deadlines import Deadlines
 from worker.ending import reason_to_end, will_end
+from worker.giving_way import giving_way, promised_blocks
+from worker.levels import Level, levels_of, yielded_blocks
 from worker.precedence import PrecedenceList
 from worker.scheduled import SequenceUpdate, scheduled
 from worker.scores import StepResult
@@ -31,13 +33,20 @@ class Scheduler:
     Precedence is priority, then order of arrival, in both; preemption takes from the
     other end. A sequence enters when a place is free and the blocks for all its known
     tokens are, with one block to spare for each running one, so that it is not preempted
-    at once.
+    at once. Where they are not, running ones of lower priority, and never of its own, give
+    way: the last of them, and no more than it takes.
+
+    A sequence makes others give way to enter once at most, so that they go on when higher
+    priorities stop arriving. For nobody of a lower priority enters before it while it waits,
+    and if it has to give way itself, to a higher priority or as blocks run out, all of lower
+    priority have done so before: none is running when it waits again.
 
     Nothing starves. A sequence fits in a step if a place and the blocks for its tokens are
-    left by those that precede it. Once higher priorities stop arriving, it advances in every
-    step in which it fits (N = 1): it enters in that step, as admission goes by precedence
-    until somebody does not fit; its share is at least one position, as the budget is no
-    smaller than the batch; and it gets its blocks, as those are given by precedence too.
+    left by those that precede it, whether they run or wait with a higher priority. Once
+    higher priorities stop arriving, it advances in every step in which it fits (N = 1): it
+    keeps its place or enters in that step, as admission goes by precedence until somebody
+    does not fit; its share is at least one position, as the budget is no smaller than the
+    batch; and it gets its blocks, as those are given by precedence too.
     Each does fit in time. Let L be `max_model_len`. Who runs advances at every step or gives
     way, and has ended after fewer than L. While the most urgent of all waits nobody enters,
     so that after L steps the batch is empty, and it fits (`add` has checked). Once it runs
@@ -45,8 +54,8 @@ class Scheduler:
     after 2L(r + 1) steps.
 
     Steps may be scheduled while earlier ones are in flight: what these draw is pending, and
-    sequences go on behind it. Where a step needs to know it, `schedule` gives none until it
-    is booked.
+    sequences go on behind it. Where a step needs to know it, or somebody has to give way,
+    `schedule` gives none until it is booked.
     """
 
     def __init__(
@@ -115,12 +124,27 @@ class Scheduler:
         self._waiting.add(sequence, siblings)
 
     def fits_now(self, sequence: Sequence, siblings: Ids[Sequence] = ()) -> bool:
-        """Whether one more sequence would enter at the next step, and its siblings after it."""
+        """Whether one more sequence would enter at the next step, and its siblings after it.
+
+        Those of lower priority are in nobody's way.
+        """
+        lower = [s for s in self._running if s.priority < sequence.priority]
+        ahead = self._waiting.ahead_of(sequence.priority)
+        places = self.max_num_seqs - len(self._running) + len(lower) - ahead.count
         # Whoever enters before the last takes a spare block besides, as in `_admit`.
-        wanted = self._waiting.num_blocks + self.pool.blocks_for(sequence.num_tokens)
+        wanted = ahead.blocks + self.pool.blocks_for(sequence.num_tokens)
         wanted += sum(self._waiting.blocks_of(sibling, aside=True) for sibling in siblings)
-        places = self.max_num_seqs - len(self._running) - len(self._waiting)
-        return places > len(siblings) and wanted <= self._spare_blocks()
+        left = yielded_blocks(sum(len(s.block_ids) for s in lower), self.pool)
+        left += sum(promised_blocks(s, self.pool) for s in lower)
+        return places > len(siblings) and wanted <= self._spare_blocks() + left
+
+    def num_waiting_ahead(self, priority: int) -> int:
+        """Sequences not in the batch that one of this priority would not precede."""
+        return self._waiting.ahead_of(priority).count
+
+    def levels(self) -> list[Level]:
+        """What each priority holds, the lowest first."""
+        return levels_of(self._running, self._waiting.levels, self.pool)
 
     def finish(self, sequence_id: int, reason: FinishReason) -> Sequence | None:
         """End a sequence wherever it is and take its blocks back; None if it is not live."""
@@ -160,7 +184,8 @@ class Scheduler:
 
         None if nothing is live, or if it depends on what steps in flight will bring.
         """
-        self._admit()
+        if not self._admit():
+            return None
         batch = [s for s in self._running if not will_end(s, self.max_model_len)]
         shares = self._share_budget(batch)
         if self.is_in_flight and not self._can_look_ahead(batch, shares):
@@ -217,19 +242,47 @@ class Scheduler:
                 f"{self.pool.block_size}; there are {self.pool.num_blocks}"
             )
 
-    def _admit(self) -> None:
-        if not (self._waiting.is_anyone_ready and len(self._running) < self.max_num_seqs):
-            return
-        spare = self._spare_blocks()
-        while self._waiting.is_anyone_ready and len(self._running) < self.max_num_seqs:
+    def _admit(self) -> bool:
+        """False if somebody waits for others to give way, of whom steps are in flight."""
+        spare = self._spare_blocks() if self._may_anyone_enter else 0
+        while self._may_anyone_enter:
             sequence = self._waiting.head
             cached = self._tables.find_cached(sequence)
             needed = self._tables.num_to_take(sequence, cached)
-            if needed > spare:
-                return
+            if needed > spare or len(self._running) >= self.max_num_seqs:
+                yielding = self._yielding_to(sequence, needed - spare, cached)
+                if self.is_in_flight or not yielding:
+                    return not yielding
+                for each in yielding:
+                    self._preempt(each)
+                # Blocks that it found may have been held by them alone.
+                spare, needed = self._spare_blocks(), self._tables.num_to_take(sequence, cached)
             self._waiting.remove(sequence)
             self._start(sequence, cached)
             spare -= needed + 1
+        return True
+
+    @property
+    def _may_anyone_enter(self) -> bool:
+        """Whether there is somebody to enter, and a place that is free or can be taken."""
+        if not self._waiting.is_anyone_ready:
+            return False
+        if len(self._running) < self.max_num_seqs:
+            return True
+        return self._waiting.head.priority > self._running.least_urgent.priority
+
+    def _yielding_to(
+        self, sequence: Sequence, blocks: int, cached: list[int]
+    ) -> list[Sequence] | None:
+        """Who of lower priority leaves a place and so many more blocks; None if that cannot be."""
+        return giving_way(
+            self._running.least_first(),
+            sequence.priority,
+            self.pool,
+            places=len(self._running) + 1 - self.max_num_seqs,
+            blocks=blocks,
+            kept=cached,
+        )
 
     def _start(self, sequence: Sequence, cached: list[int]) -> None:
         self._tables.begin(sequence, cached)
@@ -241,10 +294,7 @@ class Scheduler:
 
     def _spare_blocks(self) -> int:
         """Free blocks less what running sequences need for tokens they have, and one each."""
-        promised = sum(
-            self.pool.blocks_for(s.num_tokens + s.num_pending_tokens) - len(s.block_ids) + 1
-            for s in self._running
-        )
+        promised = sum(promised_blocks(s, self.pool) for s in self._running)
         return self.pool.num_free - promised
 
     def _share_budget(self, batch: Ids[Sequence]) -> list[int]:

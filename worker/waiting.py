@@ -1,12 +1,13 @@
 """Sequences that are not in the batch, and what they will need.
 
-The totals are kept rather than counted, so that a long line costs a step nothing.
+Totals are kept rather than counted, so that a long line costs a step nothing.
 """
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from worker.block_tables import BlockTables
+from worker.levels import WaitingTotals
 from worker.precedence import PrecedenceList
 from worker.sequence import Sequence
 
@@ -18,8 +19,7 @@ class WaitingLine:
     they find its full blocks in the prefix cache: each computes again what comes after the
     last of them, at most one block of the prompt.
 
-    `num_tokens` are those that all have yet to compute; `num_blocks` what they will take,
-    with one block to spare for each.
+    `levels` has the totals of each priority that anybody here has.
     """
 
     def __init__(self, tables: BlockTables) -> None:
@@ -28,14 +28,27 @@ class WaitingLine:
         # By the id of the choice that computes their prompt.
         self._aside: dict[int, list[Sequence]] = {}
         self._first_of: dict[int, int] = {}
-        self.num_tokens = 0
-        self.num_blocks = 0
+        self.levels: dict[int, WaitingTotals] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._first_of)
 
     def __iter__(self) -> Iterator[Sequence]:
         return chain(self._waiting, *self._aside.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that all have yet to compute."""
+        return sum(level.tokens for level in self.levels.values())
+
+    def ahead_of(self, priority: int) -> WaitingTotals:
+        """The totals of those of at least this priority."""
+        ahead = [level for at, level in self.levels.items() if at >= priority]
+        return WaitingTotals(
+            sum(level.count for level in ahead),
+            sum(level.tokens for level in ahead),
+            sum(level.blocks for level in ahead),
+        )
 
     @property
     def is_anyone_ready(self) -> bool:
@@ -89,13 +102,12 @@ class WaitingLine:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the totals are those of the sequences."""
-        tokens, blocks = self.num_tokens, self.num_blocks
+        told, self.levels = self.levels, {}
         for sequence in self:
-            self._count(sequence, -1)
-        left = (self.num_tokens, self.num_blocks)
-        self.num_tokens, self.num_blocks = tokens, blocks
-        if left != (0, 0):
-            raise RuntimeError(f"{left[0]} tokens and {left[1]} blocks of nobody are waiting")
+            self._count(sequence, 1)
+        counted, self.levels = self.levels, told
+        if counted != told:
+            raise RuntimeError("those that wait are miscounted")
 
     def _leave_aside(self, sequence_id: int) -> list[Sequence]:
         siblings = self._aside.pop(sequence_id, [])
@@ -107,5 +119,9 @@ class WaitingLine:
     def _count(self, sequence: Sequence, sign: int) -> None:
         aside = sequence.sequence_id in self._first_of
         shared = self._tables.num_shared(sequence) if aside else 0
-        self.num_tokens += sign * (sequence.num_tokens - shared)
-        self.num_blocks += sign * self.blocks_of(sequence, aside=aside)
+        level = self.levels.setdefault(sequence.priority, WaitingTotals())
+        level.count += sign
+        level.tokens += sign * (sequence.num_tokens - shared)
+        level.blocks += sign * self.blocks_of(sequence, aside=aside)
+        if not level.count:
+            del self.levels[sequence.priority]

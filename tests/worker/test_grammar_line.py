@@ -62,11 +62,11 @@ def test_the_batch_and_those_behind_go_on_without_it(compiler):
     assert not waiting.block_ids
     assert engine.scheduler.pool.num_used == 0
     load = engine.load()
-    assert (load.running, load.waiting, load.waiting_tokens) == (0, 1, 5)
+    assert (load.running, load.waiting, load.waiting_tokens, load.preparing) == (0, 0, 0, 1)
     compiler.finish()
     engine.step()
     assert run(engine)[1].sequence.finish_reason is FinishReason.LENGTH
-    assert engine.load().waiting == 0
+    assert engine.load().preparing == 0
     assert len(waiting.output_token_ids) == 4
 
 
@@ -90,7 +90,7 @@ def test_an_abort_ends_it_at_once_and_takes_its_claim_back(compiler):
     reasons = [entry.sequence.finish_reason for entry in engine.step().ended]
     assert reasons == [FinishReason.ABORTED] * 2
     assert not engine.has_work
-    assert engine.load().waiting == 0
+    assert engine.load().preparing == 0
 
 
 def test_its_deadline_ends_it(compiler, clock):
@@ -146,7 +146,57 @@ def test_those_that_wait_for_grammars_keep_no_place_from_anybody(compiler):
     engine.submit(plain, 0.0)
     assert not engine.step().refused
     assert run(engine).keys() == {9}
-    assert engine.load().waiting == 8
+    assert engine.load().preparing == 8
+
+
+def test_those_whose_grammars_are_there_at_once_keep_to_the_room_that_was_promised(compiler):
+    engine = engine_with(compiler, look_ahead=2, max_num_seqs=2)
+    for number in range(1, 9):
+        engine.submit(constrained(number, max_tokens=3), 0.0)
+    for index in range(8):
+        compiler.finish(index)
+    ended, num_refused = [], 0
+    for plain in range(100, 110):
+        output = engine.step()
+        ended += [entry.sequence.sequence_id for entry in output.ended]
+        load = output.load
+        assert load.waiting == engine.scheduler.num_waiting <= 2
+        assert load.waiting == 2 or not load.preparing
+        engine.submit(make_sequence(plain, max_tokens=1), 0.0)
+        refused = len(engine._pending.refused)
+        assert refused == (load.waiting == 2)
+        num_refused += refused
+    assert 0 < num_refused < 10
+    ended += run(engine)
+    assert [number for number in ended if number < 9] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert engine.load().preparing == 0
+
+
+def test_of_those_that_have_their_grammars_the_most_urgent_takes_the_first_room(compiler):
+    engine = engine_with(compiler, look_ahead=1, max_num_seqs=1)
+    for number, priority in ((1, 0), (2, 0), (3, 5)):
+        engine.submit(constrained(number, priority=priority), 0.0)
+    for index in range(3):
+        compiler.finish(index)
+    engine.step()
+    assert list(run(engine)) == [3, 1, 2]
+    assert engine.load().preemptions == 0
+
+
+def test_one_that_waits_for_room_with_its_grammar_can_still_end(compiler, clock):
+    engine = engine_with(compiler, look_ahead=1, max_num_seqs=1, clock=clock)
+    for number, deadline in ((1, None), (2, None), (3, None), (4, 103.0)):
+        engine.submit(constrained(number, deadline=deadline), 0.0)
+    for index in range(4):
+        compiler.finish(index)
+    engine.step()
+    assert engine.load().preparing == 2
+    engine.abort(3)
+    clock.now = 104.0
+    ended = {e.sequence.sequence_id: e.sequence.finish_reason for e in engine.step().ended}
+    assert ended == {3: FinishReason.ABORTED, 4: FinishReason.EXPIRED}
+    assert engine.load().preparing == 0
+    assert run(engine).keys() == {1, 2}
 
 
 def test_a_compiler_that_fails_fails_its_request_and_nothing_else(compiler):

@@ -266,3 +266,25 @@ def test_on_the_torch_backend_stops_and_aborts_at_every_step_show_nowhere(model)
         assert stopped[key][1] is FinishReason.EOS
         aborted = on_torch(model, 1, {}, {key: index + 1})
         assert aborted == on_torch(model, 0, {}, {key: index + 1})
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_higher_priority_takes_a_place_as_soon_as_what_is_in_flight_has_landed(ahead):
+    """Nobody gives way while a step of its own is under way, and all say what they would have."""
+    run = run_of(ahead, max_num_seqs=2)
+    for key in (1, 2, 3):
+        run.engine.submit(make_sequence(key, PROMPTS[key], 12, priority=-100), 0.0)
+    first_turn = {}
+    for turn in range(1, 60):
+        if turn in (4, 8):
+            run.engine.submit(make_sequence(turn, PROMPTS[turn], 3), 0.0)
+        for update in run.turn().updates:
+            first_turn.setdefault(update.sequence.sequence_id, turn)
+    for key in (4, 8):
+        assert first_turn[key] <= key + 2 * ahead
+    assert run.scheduler.num_preemptions == 2
+    lengths = {1: 12, 2: 12, 3: 12, 4: 3, 8: 3}
+    assert run.drain().streams() == {
+        key: (expected_output(PROMPTS[key], length), FinishReason.LENGTH)
+        for key, length in lengths.items()
+    }

@@ -337,3 +337,71 @@ def test_choices_fit_by_places_and_by_blocks_of_their_own():
     assert make_scheduler(num_blocks=7).fits_now(first, siblings)
     assert not make_scheduler(num_blocks=6).fits_now(first, siblings)
     assert not make_scheduler(max_num_seqs=2).fits_now(first, siblings)
+
+
+def batch_of(scheduler):
+    return {sequence.sequence_id for sequence in scheduler._running}
+
+
+def test_a_higher_priority_takes_the_place_of_the_last_of_the_lowest_at_the_very_next_step():
+    scheduler = make_scheduler(max_num_seqs=3)
+    memory = BlockMemory(scheduler.pool)
+    for sequence_id, priority in ((1, -5), (2, -9), (3, -9)):
+        scheduler.add(make_sequence(sequence_id, max_tokens=9, priority=priority))
+    run_step(scheduler, memory)
+    scheduler.add(make_sequence(4, max_tokens=9, priority=-9))
+    run_step(scheduler, memory)
+    assert batch_of(scheduler) == {1, 2, 3}
+    scheduler.add(make_sequence(5, max_tokens=9))
+    assert 5 in counts(run_step(scheduler, memory))
+    assert batch_of(scheduler) == {1, 2, 5}
+    scheduler.add(make_sequence(6, max_tokens=2, priority=-7))
+    run_step(scheduler, memory)
+    assert batch_of(scheduler) == {1, 5, 6}
+    run_to_end(scheduler, memory)
+
+
+def test_work_of_a_low_priority_goes_on_once_others_stop_and_says_the_same():
+    """Each arrival costs it one place at most; nothing is sent out once there are no more."""
+    scheduler = make_scheduler(max_num_seqs=2, num_blocks=64)
+    memory = BlockMemory(scheduler.pool)
+    low = [make_sequence(number, max_tokens=20, priority=-100) for number in (1, 2, 3)]
+    for sequence in low:
+        scheduler.add(sequence)
+    for number in range(10, 20):
+        scheduler.add(make_sequence(number, max_tokens=1 + number % 3))
+        run_step(scheduler, memory)
+    assert 0 < scheduler.num_preemptions <= 10
+    before = scheduler.num_preemptions
+    waiting = [s for s in scheduler._waiting if s.priority == 0]
+    run_to_end(scheduler, memory)
+    assert scheduler.num_preemptions <= before + len(waiting)
+    for sequence in low:
+        assert sequence.output_token_ids == expected_output(sequence.prompt_token_ids, 20)
+
+
+def test_nobody_gives_way_where_that_would_not_be_enough():
+    scheduler = make_scheduler(max_num_seqs=2, num_blocks=10, block_size=4)
+    memory = BlockMemory(scheduler.pool)
+    for sequence_id, priority in ((1, 0), (2, -1)):
+        scheduler.add(make_sequence(sequence_id, prompt=15, max_tokens=5, priority=priority))
+    run_step(scheduler, memory)
+    scheduler.add(make_sequence(3, prompt=30, max_tokens=1))
+    run_step(scheduler, memory)
+    assert (batch_of(scheduler), scheduler.num_preemptions) == ({1, 2}, 0)
+    run_to_end(scheduler, memory)
+
+
+def test_a_higher_priority_takes_blocks_where_places_are_free():
+    scheduler = make_scheduler(max_num_seqs=8, num_blocks=10, block_size=4)
+    memory = BlockMemory(scheduler.pool)
+    for sequence_id in (1, 2):
+        scheduler.add(make_sequence(sequence_id, prompt=15, max_tokens=5, priority=-1))
+    run_step(scheduler, memory)
+    urgent = make_sequence(3, prompt=15, max_tokens=5)
+    assert scheduler.fits_now(urgent)
+    assert not scheduler.fits_now(make_sequence(4, prompt=15, max_tokens=5, priority=-1))
+    scheduler.add(urgent)
+    run_step(scheduler, memory)
+    assert batch_of(scheduler) == {1, 3}
+    run_to_end(scheduler, memory)

@@ -40,6 +40,7 @@ class Driver:
             if done % 500 == 0:
                 self.life.run_to_the_end()
                 self.counts["preempted"] += self.life.scheduler.num_preemptions
+                self.counts["gave way"] += self.life.taken.total()
                 self.life, self.known = SchedulerLife(self.size), []
         return self
 
@@ -102,6 +103,7 @@ def live_on(size, num_operations, seed):
     kinds = ["arrive", "choices", "step", "aborted", "failed", "expired", "forced"]
     assert all(counts[kind] > num_operations / 1000 for kind in kinds)
     assert counts["preempted"] > counts["forced"]
+    assert counts["gave way"] > num_operations / 100
     assert (counts["found"] > 0) == size.caching
 
 

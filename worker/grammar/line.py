@@ -1,6 +1,6 @@
 """Sequences that wait for their grammar. They hold no blocks and no place in the batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -33,6 +33,12 @@ class _Group:
     source: GrammarSource
     choices: list[LiveSequence]
     ticket: Ticket
+    is_prepared: bool = False
+
+    @property
+    def precedence(self) -> tuple[int, int]:
+        """Smaller goes first."""
+        return (-self.choices[0].priority, self.choices[0].order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Prepared:
 
 
 class GrammarLine:
-    """Each request here waits for its own grammar, and for nobody else's."""
+    """Each request here waits for its own grammar, and for nobody else's; then for room."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
@@ -72,11 +78,28 @@ class GrammarLine:
             choice.status = SequenceStatus.WAITING_FOR_GRAMMAR
         self._groups.append(_Group(source, list(choices), ticket))
 
-    def take_prepared(self) -> list[Prepared]:
-        """Those whose grammar is there, or will never be; they are not here any more."""
-        done = [group for group in self._groups if group.ticket.is_done]
-        self._groups = [group for group in self._groups if group not in done]
-        return [_prepared(group) for group in done]
+    def take_prepared(
+        self, has_room: Callable[[Sequence[LiveSequence]], bool]
+    ) -> Iterator[Prepared]:
+        """Those that have their grammar and room, the most urgent first; also those that will
+        never have it. They are not here any more.
+
+        `has_room` is asked of one request after what was told of those before it was done.
+        """
+        for group in self._groups[:]:
+            if group.is_prepared or not group.ticket.is_done:
+                continue
+            prepared = _prepared(group)
+            group.is_prepared = not (prepared.problem or prepared.failure)
+            if not group.is_prepared:
+                self._groups.remove(group)
+                yield prepared
+        ready = (group for group in self._groups if group.is_prepared)
+        for group in sorted(ready, key=lambda group: group.precedence):
+            if not has_room(group.choices):
+                return
+            self._groups.remove(group)
+            yield Prepared(group.choices)
 
     def finish(self, sequence_id: int, reason: FinishReason) -> LiveSequence | None:
         """End one of them; None if it is not here."""
