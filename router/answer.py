@@ -11,7 +11,7 @@ from noria.reasons import RequestError
 from router.choice_answer import AnswerHead, ChoiceAnswer, IdsToText
 from router.delivery import Delivery
 from router.record import RequestRecord
-from router.worker_news import Finish, NewTokens, WorkerReport
+from router.worker_news import Finish, NewTokens, Work, WorkerReport
 
 
 class IdStream(Protocol):
@@ -78,6 +78,13 @@ class Answer:
 
     def on_wasted(self, num_tokens: int) -> None:
         self._record.wasted(num_tokens)
+
+    def on_attempt_ended(self, work: Work) -> None:
+        self._record.account.attempt_ended(work)
+
+    def on_attempt_lost(self, received_tokens: int) -> None:
+        record = self._record
+        record.account.attempt_lost(record.input_tokens, record.cached_tokens, received_tokens)
 
     # From the choices.
 

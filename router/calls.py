@@ -114,6 +114,7 @@ class Calls:
         finally:
             self._log.info("request", **record.fields())
             self._on_end(record)
+            record.account.end()
         trailing = wire_record.trailing_timeline(record) if record.tenant else ()
         if failure is not None:
             await errors.abort(context, failure, record.request_id, trailing)

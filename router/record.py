@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 from noria.reasons import Reason
 from router.events import AnswerUsage, StopReason
+from router.ledger.account import RequestAccount
 from router.timeline import Phase, Reported, Timeline
 from router.worker_news import NewTokens, WorkerReport
 
@@ -62,6 +63,7 @@ class RequestRecord:
     method: str = ""
     trace_id: str = ""
     tenant: str = ""
+    key_id: str = ""
     model: str = ""
     worker_id: str = ""
     routing_note: str = ""
@@ -76,6 +78,7 @@ class RequestRecord:
     reason: Reason | None = None
     stop_reason: StopReason | None = None
     is_over: bool = False
+    account: RequestAccount = field(default_factory=RequestAccount)
     timeline: Timeline = field(init=False)
     _outputs: dict[int, int] = field(default_factory=dict)
     late_tokens: int = 0
@@ -120,6 +123,7 @@ class RequestRecord:
         self.timeline.enter(Phase.BATCH_WAIT)
         self.worker_id, self.routing_note = worker_id, routing_note
         self.attempts += 1
+        self.account.attempt_begun()
 
     def generated(self, new: NewTokens) -> None:
         """The prompt is being computed, or ids came.

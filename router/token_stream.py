@@ -13,7 +13,7 @@ from typing import Protocol
 from noria.reasons import Reason, RequestError
 from router.queue import Permit
 from router.requests import Generation
-from router.worker_news import Finish, NewTokens, Refusal, WorkerReport
+from router.worker_news import Finish, NewTokens, Refusal, Work, WorkerReport
 
 MAX_REPLACEMENTS = 3
 
@@ -21,8 +21,9 @@ MAX_REPLACEMENTS = 3
 class TokenSink(Protocol):
     """Whoever turns ids into an answer; called synchronously.
 
-    After `withdraw` only `on_wasted` may come, once: ids of an attempt that was given up,
-    which its worker computed all the same.
+    Every `on_placed` is followed by one `on_attempt_ended` or `on_attempt_lost`, which may
+    come after `withdraw`; beside them only `on_wasted` may, once: ids of an attempt that was
+    given up, which its worker computed all the same.
     """
 
     def on_queued(self, position: int) -> None: ...
@@ -36,6 +37,10 @@ class TokenSink(Protocol):
     def on_finished(self, choice: int, finish: Finish) -> None: ...
 
     def on_wasted(self, num_tokens: int) -> None: ...
+
+    def on_attempt_ended(self, work: Work) -> None: ...
+
+    def on_attempt_lost(self, received_tokens: int) -> None: ...
 
     def on_failed(self, error: RequestError) -> None: ...
 
@@ -141,6 +146,14 @@ class TokenStream:
         """A given-up attempt has computed so many ids that nobody received."""
         if num_tokens > 0:
             self._sink.on_wasted(num_tokens)
+
+    def count(self, work: Work) -> None:
+        """An attempt has ended, wanted or not, and cost this much."""
+        self._sink.on_attempt_ended(work)
+
+    def count_lost(self, received_tokens: int) -> None:
+        """An attempt is gone with its session; so many ids had come of it."""
+        self._sink.on_attempt_lost(received_tokens)
 
     def finish(self, finishes: Sequence[Finish], report: WorkerReport) -> None:
         """The worker's last entry for an attempt that ran; why each choice ended."""

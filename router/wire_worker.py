@@ -7,7 +7,16 @@ from noria.service.wire_structured_output import structured_output
 from noria.v1 import common_pb2, worker_pb2
 from router.requests import Generation, Sampling
 from router.timeline import Phase, Reported
-from router.worker_news import ChosenToken, Finish, NewTokens, Refusal, TracedStep, WorkerReport
+from router.worker_news import (
+    NO_WORK,
+    ChosenToken,
+    Finish,
+    NewTokens,
+    Refusal,
+    TracedStep,
+    Work,
+    WorkerReport,
+)
 from router.worker_state import LoadReport, WorkerFigures
 
 _FINISHES = {
@@ -151,7 +160,19 @@ def worker_report(finished: worker_pb2.Finished) -> WorkerReport:
         preemptions=finished.preemptions,
         durations_us=_before_first_token(finished),
         decode_us=finished.decode_us,
+        work=_work(finished, sum(finished.output_tokens)),
     )
+
+
+def work_before(refused: worker_pb2.Refused) -> Work:
+    """What was computed for an attempt that then could not go on."""
+    return _work(refused.work, refused.work.output_tokens)
+
+
+def _work(told: worker_pb2.Finished | worker_pb2.Work, output_tokens: int) -> Work:
+    if not told.computed_tokens:
+        return NO_WORK
+    return Work(told.prompt_tokens, told.cached_tokens, output_tokens, told.device_us)
 
 
 def _before_first_token(report: worker_pb2.Delta | worker_pb2.Finished) -> Reported:

@@ -69,6 +69,23 @@ class NewTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker computed for an attempt, whatever became of it.
+
+    The prompt counts if anything was computed for it. `device_us` is its share of the time of
+    the worker's steps, in microseconds.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    device_us: int = 0
+
+
+NO_WORK = Work()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     """What a worker says of an attempt that ran, in its last entry.
 
@@ -79,3 +96,4 @@ class WorkerReport:
     preemptions: int = 0
     durations_us: Reported = ()
     decode_us: int = 0
+    work: Work = NO_WORK

@@ -158,7 +158,8 @@ class WorkerSession:
             refusal = wire_worker.refusal_of(refused.code)
             if refusal is Refusal.INTERNAL:
                 self._log_failure(worker, number)
-            worker.refuse(number, refusal, refused.message, refused.field)
+            work = wire_worker.work_before(refused)
+            worker.refuse(number, refusal, refused.message, refused.field, work)
 
     def _log_failure(self, worker: WorkerState, submit_number: int) -> None:
         """Say that a worker failed a request, without its message: it may quote anything."""

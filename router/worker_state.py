@@ -13,7 +13,7 @@ from router.breaker import Breaker
 from router.requests import Generation
 from router.step_pace import STALL_MIN_S, StepPace
 from router.token_stream import TokenStream
-from router.worker_news import Finish, NewTokens, Refusal, WorkerReport
+from router.worker_news import NO_WORK, Finish, NewTokens, Refusal, Work, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,7 @@ class WorkerState:
         attempt = self._end(submit_number)
         if attempt is None:
             return
+        attempt.stream.count(report.work)
         if {Finish.ABORTED, Finish.EXPIRED}.isdisjoint(finishes):
             self.breaker.served(submit_number)
         else:
@@ -196,7 +197,14 @@ class WorkerState:
         else:
             attempt.stream.waste(report.output_tokens - attempt.delivered)
 
-    def refuse(self, submit_number: int, refusal: Refusal, message: str, field: str) -> None:
+    def refuse(
+        self,
+        submit_number: int,
+        refusal: Refusal,
+        message: str,
+        field: str,
+        work: Work = NO_WORK,
+    ) -> None:
         if refusal in (Refusal.FULL, Refusal.DRAINING):
             self.refused_since_load = True
         attempt = self._end(submit_number)
@@ -206,7 +214,10 @@ class WorkerState:
             self.breaker.failed(submit_number, told_at)
         else:
             self.breaker.passed(submit_number)
-        if attempt is not None and attempt.wanted:
+        if attempt is None:
+            return
+        attempt.stream.count(work)
+        if attempt.wanted:
             attempt.stream.refuse(refusal, message, field)
 
     def close(self) -> None:
@@ -214,6 +225,7 @@ class WorkerState:
         lost, self.attempts = self.attempts, {}
         self.tokens_in_flight = 0
         for attempt in lost.values():
+            attempt.stream.count_lost(attempt.delivered)
             if attempt.wanted:
                 attempt.stream.lose()
 

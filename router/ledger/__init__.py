@@ -1,0 +1,1 @@
+"""The account of what tenants used: one row for each admitted request."""
