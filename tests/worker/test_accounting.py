@@ -28,10 +28,10 @@ class UnevenRunner:
     def clock(self):
         return self.now
 
-    def execute(self, output):
+    def launch(self, output):
         self.steps += 1
         self.now += self.pauses[self.steps % len(self.pauses)]
-        result = self.memory.execute(output)
+        result = self.memory.launch(output)
         if self.steps in self.failing:
             raise RuntimeError("the script says so")
         return result
