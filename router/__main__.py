@@ -22,7 +22,9 @@ from noria.service.tls_flags import (
 from router.app import Router, running_router
 from router.config import RouterConfig
 from router.keys_format import KeysFormatError
+from router.ledger.prices import PricesError
 from router.store.base import CALL_TIMEOUT_S, StoreURLError
+from router.store.ledger_store import KEPT
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER", "show_default": True})
@@ -53,6 +55,9 @@ from router.store.base import CALL_TIMEOUT_S, StoreURLError
 @click.option(
     "--keys-max-age-s", default=3600.0, help="Keys of a Redis that went away hold so long."
 )
+@click.option("--prices-file", type=click.Path(path_type=Path), help="Of tokens, see below.")
+@click.option("--usage-row-days", default=KEPT.row_days, help="Keep what each request used.")
+@click.option("--usage-days", default=KEPT.total_days, help="Keep what each day's requests used.")
 @click.option("--cache-secret", default="", help="Salts cached prefixes; empty: a random one.")
 @click.option("--max-queued-requests", default=1024, help="A full queue refuses at once.")
 @click.option("--max-queued-tokens", default=4_000_000, help="Prompt tokens in the queue.")
@@ -77,6 +82,8 @@ def main(parent_pid: int | None, log_level: str, **options: Any) -> None:
         asyncio.run(_serve(config, log))
     except KeysFormatError as error:
         raise click.ClickException(f"keys-file: {error}") from error
+    except PricesError as error:
+        raise click.ClickException(f"prices-file: {error}") from error
     except (StoreURLError, TlsFileError) as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:

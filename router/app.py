@@ -21,32 +21,43 @@ from noria.service.tls_files import opened
 from noria.service.tls_watch import TlsWatch
 from noria.v1 import chat_pb2, chat_pb2_grpc
 from router.auth import ApiKey, Keys, Metadata, Tenant, carries_key
+from router.bookkeeping import Bookkeeping
 from router.calls import Admission, Calls
 from router.chat import Chats
 from router.config import RouterConfig
 from router.connection import background
 from router.dispatch import Dispatcher
+from router.exchange import exchange
 from router.key_cache import KeyCache
 from router.keys_file import KeysFile
+from router.ledger.prices import Prices, read_prices
 from router.live import LiveRequests
 from router.loops import Loops
 from router.metrics import RouterMetrics, RouterState
+from router.peers import new_request_id
 from router.queue import RequestQueue
+from router.record import RequestRecord
 from router.registry import Registry
 from router.servicer import ChatServicer
 from router.stalls import StallWatch
 from router.state import router_state
 from router.store.base import StoreUnavailableError
 from router.store.keys import KEYS_CHANNEL
+from router.store.ledger_store import Retention
 from router.store.opened import Store, open_store
 from router.token_stream import TokenStream
 from router.tokenizers import Tokenizers
+from router.usage import UsageReports
 from router.worker_session import WorkerSession
 from router.worker_state import SilenceLimits
 
 SERVICE_NAME = "noria.v1.ChatService"
 # All services but those that gRPC itself defines: health and reflection.
 _ASKS_FOR_KEYS = "/noria.v1."
+
+
+# How long workers have to tell of the last requests, and how often it is looked whether they did.
+_TELL_S, _POLL_S = 1.0, 0.02
 
 
 def random_seed() -> int:
@@ -65,6 +76,7 @@ class Router:
         config: RouterConfig,
         store: Store,
         keys_file: KeysFile | None,
+        prices: Prices,
         *,
         clock: Callable[[], float],
         seed_source: Callable[[], int],
@@ -83,6 +95,11 @@ class Router:
         self._log = log
         self._instance_id = secrets.token_hex(4)
         self._live = LiveRequests(clock)
+        self._books = Bookkeeping(
+            self._instance_id, store, prices,
+            lease_s=config.lease_s, max_rows=config.ledger_max_rows, clock=clock, log=log,
+        )  # fmt: skip
+        self._exchange = exchange(self._instance_id, store.shared, store.leases, self._live)
         self._admission = Admission()
         self._queue = RequestQueue[TokenStream](
             config.max_queued_requests, config.max_queued_tokens, clock
@@ -109,7 +126,9 @@ class Router:
 
     def state(self) -> RouterState:
         """What is waiting, running and connected right now."""
-        return router_state(self._config, self._store, self.held(), self._queue, self.registry)
+        return router_state(
+            self._config, self._store, self._books, self.held(), self._queue, self.registry
+        )
 
     async def wait_ready(self) -> None:
         """Return once a usable worker and its model's tokenizer are connected."""
@@ -127,6 +146,14 @@ class Router:
                 await self._live.wait_idle()
         self._live.interrupt_all(RequestError(Reason.DRAINING, "the router stopped"))
         await self._live.wait_idle()
+        await self._wait_told()
+
+    async def _wait_told(self) -> None:
+        """Let workers say what they computed for requests that have ended; they soon do."""
+        for _ in range(round(_TELL_S / _POLL_S)):
+            if not any(worker.attempts for worker in self.registry):
+                return
+            await asyncio.sleep(_POLL_S)
 
     def guard(self) -> GuardedRequests:
         """Parses what clients send once their key is known, and no more than a chat may hold."""
@@ -156,13 +183,15 @@ class Router:
             await self._keys.refresh()
         sessions = [self._new_session(address).run for address in self._config.workers]
         tokenizers = [each.run for each in self._tokenizers]
-        loops = [*tokenizers, *sessions, *self._loops.all(server)]
+        loops = [*tokenizers, *sessions, *self._exchange.loops, *self._loops.all(server)]
         kept = [keep_running(loop, loop_end(self._log)) for loop in loops]
         watch = TlsWatch({"server": self.tls, "client": self._peer_tls}, self._log)
+        # The ledger outlives the sessions, whose end is an end for what they still held.
         async with (
             watch.running(self.metrics_registry),
             self._tokenizers.encoding(),
             self._store.running(self._log),
+            self._books.running(),
             background(kept),
         ):
             yield
@@ -214,17 +243,19 @@ class Router:
             dispatcher=self._dispatcher,
             seed_source=seed_source,
             cache_secret=self._config.cache_secret.encode() or secrets.token_bytes(32),
+            ledger=self._books.ledger,
         )
-        return ChatServicer(chats, self._new_calls())
+        usage = UsageReports(self._store.ledger)
+        return ChatServicer(chats, self._new_calls(), self._exchange.elsewhere, usage)
 
     def _new_calls(self) -> Calls:
         return Calls(
             self._keys,
             self._admission,
             self._live,
-            new_request_id=lambda: f"req-{self._instance_id}-{secrets.token_hex(16)}",
+            new_request_id=lambda: new_request_id(self._instance_id),
             default_deadline_s=self._config.default_deadline_s,
-            on_end=self._metrics.on_end,
+            on_end=self._on_end,
             on_late=self._metrics.on_late,
             on_refused=self._metrics.on_refused,
             clock=self._clock,
@@ -245,6 +276,10 @@ class Router:
             changed=self._changed,
             log=self._log,
         )
+
+    def _on_end(self, record: RequestRecord) -> None:
+        self._metrics.on_end(record)
+        self._exchange.keep(record)
 
     def _end_revoked(self, key_ids: frozenset[str]) -> None:
         error = RequestError(Reason.KEY_REVOKED, "the API key was revoked")
@@ -293,13 +328,20 @@ async def running_router(
     """Serve until the block ends; calls still open then are cut off.
 
     Raises OSError if the address cannot be bound, KeysFormatError for an unusable keys file,
-    StoreURLError for an unusable URL of Redis, TlsFileError for unusable certificates.
+    StoreURLError for an unusable URL of Redis, TlsFileError for unusable certificates,
+    PricesError for an unusable file of prices.
     """
     log = log or structlog.get_logger(service="router")
     keys_file = _keys_file(config)
     first_keys, timeout_s = _first_keys(config, keys_file), config.redis_timeout_s
-    async with open_store(config.redis_url, log, first_keys, timeout_s=timeout_s) as store:
-        router = Router(config, store, keys_file, clock=clock, seed_source=seed_source, log=log)
+    prices = read_prices(config.prices_file)
+    kept = Retention(config.usage_row_days, config.usage_days)
+    async with open_store(
+        config.redis_url, log, first_keys, timeout_s=timeout_s, retention=kept
+    ) as store:
+        router = Router(
+            config, store, keys_file, prices, clock=clock, seed_source=seed_source, log=log
+        )
         async with _serving(router, config):
             yield router
 

@@ -141,7 +141,7 @@ class Calls:
         key = await self._key(context)
         # From here to `hold` nothing waits: a key that is revoked then finds the request.
         tenant = key.tenant
-        record.tenant = tenant.name
+        record.tenant, record.key_id = tenant.name, key.key_id
         tenant.check_method(record.method)
         left_s = context.time_remaining()
         left_s = self._default_deadline_s if left_s is None else left_s

@@ -17,6 +17,7 @@ from router.decode_slot import DecodeSlot, SlotOptions, SlotPort
 from router.delivery import Delivery
 from router.dispatch import Dispatcher
 from router.interrupt import Interrupt
+from router.ledger.ledger import UsageLedger
 from router.queue import RequestQueue
 from router.record import RequestRecord
 from router.registry import ModelLimits, Registry
@@ -68,6 +69,7 @@ class Chats:
     dispatcher: Dispatcher
     seed_source: Callable[[], int]
     cache_secret: bytes
+    ledger: UsageLedger
 
     @contextlib.asynccontextmanager
     async def answering(self, call: Call, chat: GenerationInput) -> AsyncIterator[Delivery]:
@@ -97,6 +99,7 @@ class Chats:
             ]
             stream = TokenStream(generation, permit, answer, self.dispatcher)
             answer.bind(slots, stream)
+            self.ledger.open(call.record)
             held.enter_context(stream)
             yield call.delivery
 

@@ -6,13 +6,19 @@ from pathlib import Path
 
 from noria.service.limits import DEFAULT_DEADLINE_S
 from noria.service.tls_files import TlsFiles
+from router.ledger.sweeper import LEASE_S
+from router.ledger.writer import MAX_ROWS
 from router.step_pace import STALL_MIN_S
 from router.store.base import CALL_TIMEOUT_S
+from router.store.ledger_store import KEPT
 from router.worker_state import LOAD_TTL_S
 
+_COUNTS = (
+    "max_queued_requests", "max_queued_tokens", "ledger_max_rows", "usage_row_days", "usage_days",
+)  # fmt: skip
 _SECONDS = (
-    "default_deadline_s", "redis_timeout_s", "keys_max_age_s", "load_ttl_s", "stall_min_s",
-    "max_connection_age_s",
+    "default_deadline_s", "redis_timeout_s", "keys_max_age_s", "lease_s", "load_ttl_s",
+    "stall_min_s", "max_connection_age_s",
 )  # fmt: skip
 # A week: gRPC counts milliseconds in 32 bits, which is not four times as much.
 MAX_SECONDS = 7 * 24 * 3600
@@ -26,7 +32,9 @@ class RouterConfig:
     whoever holds the one key whose SHA-256 in hex is `api_key_sha256` (tenant "default").
     `redis_url` names what routers share; empty: this one is alone. Keys are there too unless a
     file or digest is given; while it is away they are known for `keys_max_age_s`. A call to it
-    takes `redis_timeout_s` at most.
+    takes `redis_timeout_s` at most. A router that lets its lease of `lease_s` run out is gone.
+    `prices_file` says what tokens cost. Of requests `ledger_max_rows` wait for the store at most;
+    their rows are kept for `usage_row_days`, the sums of each day for `usage_days`.
     `metrics_listen` is host:port for /metrics; empty: none.
     `cache_secret` salts the tenants' cached prefixes; empty: a new one at each start.
     A lone tokenizer has every model; of several each has the model of its own name.
@@ -46,6 +54,11 @@ class RouterConfig:
     redis_url: str = field(default="", repr=False)
     redis_timeout_s: float = CALL_TIMEOUT_S
     keys_max_age_s: float = 3600.0
+    lease_s: float = LEASE_S
+    prices_file: Path | None = None
+    ledger_max_rows: int = MAX_ROWS
+    usage_row_days: int = KEPT.row_days
+    usage_days: int = KEPT.total_days
     listen: str = "127.0.0.1:50051"
     metrics_listen: str = ""
     cache_secret: str = field(default="", repr=False)
@@ -69,7 +82,7 @@ class RouterConfig:
                 raise ValueError(f"{flag}: 0 addresses; at least 1")
             if len(set(addresses)) != len(addresses):
                 raise ValueError(f"{flag}: the same address twice")
-        for name in ("max_queued_requests", "max_queued_tokens"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)}; at least 1")
         for name in _SECONDS:

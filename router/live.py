@@ -55,17 +55,17 @@ class LiveRequests:
             if not self._live:
                 self._idle.set()
 
-    def record(self, request_id: str, tenant: Tenant) -> RequestRecord:
+    def record(self, request_id: str, tenant: str) -> RequestRecord:
         """A tenant's request, running or ended. Raises REQUEST_NOT_FOUND."""
         request = self._live.get(request_id)
-        if request is not None and request.tenant.name == tenant.name:
+        if request is not None and request.tenant.name == tenant:
             return request.record
-        ended = self._ended.find(tenant.name, request_id)
+        ended = self._ended.find(tenant, request_id)
         if ended is not None:
             return ended
         raise RequestError(Reason.REQUEST_NOT_FOUND, "request_id: no such request")
 
-    def cancel(self, request_id: str, tenant: Tenant) -> None:
+    def cancel(self, request_id: str, tenant: str) -> None:
         """End a tenant's request with CANCELLED; nothing happens if it has ended.
 
         Raises REQUEST_NOT_FOUND.

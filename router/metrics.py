@@ -12,7 +12,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import CollectorRegistry
 
 from noria.reasons import Reason
-from noria.service.metrics import SECONDS_BUCKETS, STEP_BUCKETS, LiveCollector, gauge, gauges
+from noria.service.metrics import (
+    SECONDS_BUCKETS,
+    STEP_BUCKETS,
+    LiveCollector,
+    counter,
+    gauge,
+    gauges,
+)
 from router.record import RequestRecord
 from router.timeline import Phase
 
@@ -23,7 +30,7 @@ _MAX_MODELS = 32
 # Methods whose calls have a record, and those among them that generate.
 _GENERATING = ("StreamChat", "Chat", "StreamCompletion", "Completion")
 _METHODS = (*_GENERATING, "CountTokens", "EstimateChat")
-_LOOKUPS = ("GetRequest", "CancelRequest", "ListModels")
+_LOOKUPS = ("GetRequest", "CancelRequest", "ListModels", "GetUsage")
 _KEY_REASONS = (Reason.INVALID_KEY, Reason.METHOD_FORBIDDEN, Reason.STORE_UNAVAILABLE)
 
 
@@ -41,6 +48,8 @@ class RouterState:
 
     held: Mapping[str, int] = field(default_factory=dict)
     store_up: bool = True
+    ledger_waiting: int = 0
+    ledger_dropped: int = 0
     queue: Load = Load()
     queue_bounds: Load = Load()
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -151,6 +160,16 @@ class RouterMetrics:
             "noria_store_up",
             "1 while Redis answers, or where there is none; else 0.",
             state.store_up,
+        )
+        yield gauge(
+            "noria_ledger_waiting_rows",
+            "Rows of the usage ledger that are not in the store yet.",
+            state.ledger_waiting,
+        )
+        yield counter(
+            "noria_ledger_dropped_rows",
+            "Closed rows for which there was no room while the store was away.",
+            state.ledger_dropped,
         )
         yield gauge("noria_queue_requests", "Requests in the queue.", state.queue.sequences)
         yield gauge(

@@ -1,23 +1,25 @@
 """ChatService on the wire: translates calls, answers and errors."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from noria.reasons import RequestError, invalid_field
+from noria.reasons import Reason, RequestError, invalid_field
 from noria.service import errors
 from noria.service.limits import MAX_REQUEST_ID_BYTES
 from noria.v1 import chat_pb2, chat_pb2_grpc
-from router import wire_events, wire_record
+from router import wire_events, wire_record, wire_usage
 from router.auth import Tenant
 from router.calls import Calls, Context
 from router.chat import Call, Chats
 from router.collected import CollectedAnswer
 from router.estimate import Estimate, estimate
 from router.events import Event, MessageEnd, TextDelta
+from router.exchange import Elsewhere
 from router.record import RequestRecord
 from router.requests import GenerationInput
+from router.usage import UsageReports
 from router.validation import checked_chat, checked_completion
 
 T = TypeVar("T")
@@ -27,9 +29,13 @@ Check = Callable[[Tenant], GenerationInput]
 class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     """Answers clients."""
 
-    def __init__(self, chats: Chats, calls: Calls) -> None:
+    def __init__(
+        self, chats: Chats, calls: Calls, elsewhere: Elsewhere | None, usage: UsageReports
+    ) -> None:
         self._chats = chats
         self._calls = calls
+        self._elsewhere = elsewhere
+        self._usage = usage
 
     async def StreamChat(  # type: ignore[override]  # noqa: N802 - the wire's name
         self, request: chat_pb2.StreamChatRequest, context: Context
@@ -105,17 +111,29 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     async def GetRequest(  # noqa: N802 - the wire's name
         self, request: chat_pb2.GetRequestRequest, context: Context
     ) -> chat_pb2.GetRequestResponse:
-        def find(tenant: Tenant) -> chat_pb2.GetRequestResponse:
+        async def find(tenant: Tenant) -> chat_pb2.GetRequestResponse:
             request_id = _checked_id(request.request_id)
-            return wire_record.request(self._calls.live.record(request_id, tenant))
+            try:
+                return wire_record.request(self._calls.live.record(request_id, tenant.name))
+            except RequestError as error:
+                if self._elsewhere is None or error.reason is not Reason.REQUEST_NOT_FOUND:
+                    raise
+            told = await self._elsewhere.record(tenant.name, request_id)
+            return chat_pb2.GetRequestResponse.FromString(told)
 
         return await self._answer("GetRequest", context, find)
 
     async def CancelRequest(  # noqa: N802 - the wire's name
         self, request: chat_pb2.CancelRequestRequest, context: Context
     ) -> chat_pb2.CancelRequestResponse:
-        def cancel(tenant: Tenant) -> chat_pb2.CancelRequestResponse:
-            self._calls.live.cancel(_checked_id(request.request_id), tenant)
+        async def cancel(tenant: Tenant) -> chat_pb2.CancelRequestResponse:
+            request_id = _checked_id(request.request_id)
+            try:
+                self._calls.live.cancel(request_id, tenant.name)
+            except RequestError as error:
+                if self._elsewhere is None or error.reason is not Reason.REQUEST_NOT_FOUND:
+                    raise
+                await self._elsewhere.cancel(tenant.name, request_id)
             return chat_pb2.CancelRequestResponse()
 
         return await self._answer("CancelRequest", context, cancel)
@@ -123,11 +141,20 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     async def ListModels(  # noqa: N802 - the wire's name
         self, request: chat_pb2.ListModelsRequest, context: Context
     ) -> chat_pb2.ListModelsResponse:
-        def list_models(tenant: Tenant) -> chat_pb2.ListModelsResponse:
+        async def list_models(tenant: Tenant) -> chat_pb2.ListModelsResponse:
             served = self._chats.registry.models(tenant.models)
             return chat_pb2.ListModelsResponse(models=map(wire_record.model, served))
 
         return await self._answer("ListModels", context, list_models)
+
+    async def GetUsage(  # noqa: N802 - the wire's name
+        self, request: chat_pb2.GetUsageRequest, context: Context
+    ) -> chat_pb2.GetUsageResponse:
+        async def add_up(tenant: Tenant) -> chat_pb2.GetUsageResponse:
+            question = wire_usage.question(request)
+            return wire_usage.report(await self._usage.report(tenant, question))
+
+        return await self._answer("GetUsage", context, add_up)
 
     # Coroutines that write, not generators that yield: when a call is cancelled, what a
     # suspended generator holds would come back whenever it is collected.
@@ -166,10 +193,12 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
         await self._calls.serve(method, context, collect)
 
-    async def _answer(self, method: str, context: Context, answer: Callable[[Tenant], T]) -> T:
-        """What is answered at once, from what is known; an error becomes its status."""
+    async def _answer(
+        self, method: str, context: Context, answer: Callable[[Tenant], Awaitable[T]]
+    ) -> T:
+        """What is answered from what is known; an error becomes its status."""
         try:
-            return answer(await self._calls.authenticate(method, context))
+            return await answer(await self._calls.authenticate(method, context))
         except RequestError as error:
             await errors.abort(context, error)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from router.bookkeeping import Bookkeeping
 from router.config import RouterConfig
 from router.metrics import Load, RouterState
 from router.queue import RequestQueue
@@ -14,6 +15,7 @@ from router.token_stream import TokenStream
 def router_state(
     config: RouterConfig,
     store: Store,
+    books: Bookkeeping,
     held: Mapping[str, int],
     queue: RequestQueue[TokenStream],
     registry: Registry,
@@ -23,6 +25,8 @@ def router_state(
     return RouterState(
         held=held,
         store_up=store.available,
+        ledger_waiting=books.waiting,
+        ledger_dropped=books.dropped,
         queue=Load(queue.num_requests, queue.num_tokens),
         queue_bounds=Load(config.max_queued_requests, config.max_queued_tokens),
         workers={

@@ -55,6 +55,11 @@ MAX_PRIORITY = 100
 # The lowest priority.
 MIN_PRIORITY = -100
 
+# Days of one usage report.
+MAX_USAGE_DAYS = 400
+# Lines of one usage report.
+MAX_USAGE_LINES = 50_000
+
 # How long a client may take.
 
 # Deadline of a call that comes without one.

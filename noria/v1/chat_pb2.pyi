@@ -148,6 +148,28 @@ REQUEST_STATE_FAILED: RequestState.ValueType  # 7
 """Broken off by the service; `Timeline.reason` says why."""
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
+class _UsageGroup:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UsageGroupEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsageGroup.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    USAGE_GROUP_UNSPECIFIED: _UsageGroup.ValueType  # 0
+    USAGE_GROUP_DAY: _UsageGroup.ValueType  # 1
+    """A tenant's requests of one day."""
+    USAGE_GROUP_MODEL: _UsageGroup.ValueType  # 2
+    """A tenant's requests for one model."""
+
+class UsageGroup(_UsageGroup, metaclass=_UsageGroupEnumTypeWrapper):
+    """UsageGroup says what is added up in a line of a usage report."""
+
+USAGE_GROUP_UNSPECIFIED: UsageGroup.ValueType  # 0
+USAGE_GROUP_DAY: UsageGroup.ValueType  # 1
+"""A tenant's requests of one day."""
+USAGE_GROUP_MODEL: UsageGroup.ValueType  # 2
+"""A tenant's requests for one model."""
+Global___UsageGroup: _TypeAlias = UsageGroup  # noqa: Y015
+
 @_typing.final
 class ChatSpec(_message.Message):
     """ChatSpec is a conversation and how to answer it."""
@@ -1587,3 +1609,139 @@ class Model(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class GetUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    SINCE_DAY_FIELD_NUMBER: _builtins.int
+    UNTIL_DAY_FIELD_NUMBER: _builtins.int
+    GROUP_BY_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Whose. Empty: one's own; all, with the scope `admin`."""
+    since_day: _builtins.str
+    """The first day, in UTC, as 2026-01-31. Empty: 30 days in all."""
+    until_day: _builtins.str
+    """The last day. Empty: today."""
+    group_by: Global___UsageGroup.ValueType
+    """What one line is about. Unspecified: by day."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        since_day: _builtins.str = ...,
+        until_day: _builtins.str = ...,
+        group_by: Global___UsageGroup.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_by", b"group_by", "since_day", b"since_day", "tenant", b"tenant", "until_day", b"until_day"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
+
+@_typing.final
+class GetUsageResponse(_message.Message):
+    """GetUsageResponse counts requests that have ended, on the day on which they
+    were admitted. A router without Redis knows of those since its start.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_DAY_FIELD_NUMBER: _builtins.int
+    UNTIL_DAY_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    since_day: _builtins.str
+    """The days that were looked at, both included."""
+    until_day: _builtins.str
+    """See `since_day`."""
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsageLine]:
+        """By tenant, then group, then currency; nothing where nothing was used."""
+
+    def __init__(
+        self,
+        *,
+        since_day: _builtins.str = ...,
+        until_day: _builtins.str = ...,
+        lines: _abc.Iterable[Global___UsageLine] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "since_day", b"since_day", "until_day", b"until_day"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageResponse: _TypeAlias = GetUsageResponse  # noqa: Y015
+
+@_typing.final
+class UsageLine(_message.Message):
+    """UsageLine adds up a tenant's requests. Where some had a price and others none,
+    each have a line of their own.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    LOST_REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    DELIVERED_TOKENS_FIELD_NUMBER: _builtins.int
+    WASTED_TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_US_FIELD_NUMBER: _builtins.int
+    CURRENCY_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Whose."""
+    group: _builtins.str
+    """The day, or the model."""
+    requests: _builtins.int
+    """Requests that were admitted, however they ended."""
+    lost_requests: _builtins.int
+    """Those of them whose router died: nothing more is known, and charged."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens, of requests for which anything was computed."""
+    cached_tokens: _builtins.int
+    """Those of them that came from the prefix cache."""
+    generated_tokens: _builtins.int
+    """Output tokens that workers chose."""
+    delivered_tokens: _builtins.int
+    """Output tokens as they are charged: `Usage.output_tokens`."""
+    wasted_tokens: _builtins.int
+    """Output tokens computed that nobody was sent."""
+    device_us: _builtins.int
+    """Microseconds of the workers' steps, divided by positions computed."""
+    currency: _builtins.str
+    """ISO 4217; empty where the model had no price."""
+    cost: _builtins.str
+    """What prompt and delivered tokens cost at the prices of their time, exactly,
+    as a decimal; empty where the model had no price.
+    """
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        group: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        lost_requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        generated_tokens: _builtins.int = ...,
+        delivered_tokens: _builtins.int = ...,
+        wasted_tokens: _builtins.int = ...,
+        device_us: _builtins.int = ...,
+        currency: _builtins.str = ...,
+        cost: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cost", b"cost", "currency", b"currency", "delivered_tokens", b"delivered_tokens", "device_us", b"device_us", "generated_tokens", b"generated_tokens", "group", b"group", "lost_requests", b"lost_requests", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "tenant", b"tenant", "wasted_tokens", b"wasted_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageLine: _TypeAlias = UsageLine  # noqa: Y015

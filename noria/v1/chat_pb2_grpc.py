@@ -36,7 +36,7 @@ class ChatServiceStub:
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
     every error of these calls, and is what `GetRequest` and `CancelRequest` take.
-    These two and `ListModels` are lookups: they have no id of their own.
+    These two, `ListModels` and `GetUsage` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -102,6 +102,11 @@ class ChatServiceStub:
                 request_serializer=noria_dot_v1_dot_chat__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=noria_dot_v1_dot_chat__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/noria.v1.ChatService/GetUsage',
+                request_serializer=noria_dot_v1_dot_chat__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=noria_dot_v1_dot_chat__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
 
 
 class ChatServiceServicer:
@@ -115,7 +120,7 @@ class ChatServiceServicer:
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
     every error of these calls, and is what `GetRequest` and `CancelRequest` take.
-    These two and `ListModels` are lookups: they have no id of their own.
+    These two, `ListModels` and `GetUsage` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -195,6 +200,14 @@ class ChatServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """What was used and what it cost: by one's own tenant, or, with the scope
+        `admin`, by any.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ChatServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -243,6 +256,11 @@ def add_ChatServiceServicer_to_server(servicer, server):
                     request_deserializer=noria_dot_v1_dot_chat__pb2.ListModelsRequest.FromString,
                     response_serializer=noria_dot_v1_dot_chat__pb2.ListModelsResponse.SerializeToString,
             ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=noria_dot_v1_dot_chat__pb2.GetUsageRequest.FromString,
+                    response_serializer=noria_dot_v1_dot_chat__pb2.GetUsageResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'noria.v1.ChatService', rpc_method_handlers)
@@ -262,7 +280,7 @@ class ChatService:
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
     every error of these calls, and is what `GetRequest` and `CancelRequest` take.
-    These two and `ListModels` are lookups: they have no id of their own.
+    These two, `ListModels` and `GetUsage` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -510,6 +528,33 @@ class ChatService:
             '/noria.v1.ChatService/ListModels',
             noria_dot_v1_dot_chat__pb2.ListModelsRequest.SerializeToString,
             noria_dot_v1_dot_chat__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noria.v1.ChatService/GetUsage',
+            noria_dot_v1_dot_chat__pb2.GetUsageRequest.SerializeToString,
+            noria_dot_v1_dot_chat__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,7 +37,7 @@ class ChatServiceStub:
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
     every error of these calls, and is what `GetRequest` and `CancelRequest` take.
-    These two and `ListModels` are lookups: they have no id of their own.
+    These two, `ListModels` and `GetUsage` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -77,6 +77,10 @@ class ChatServiceStub:
     """Cancels a request of one's own tenant. Idempotent."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_chat_pb2.ListModelsRequest, _chat_pb2.ListModelsResponse]
     """The models this key may use."""
+    GetUsage: _grpc.UnaryUnaryMultiCallable[_chat_pb2.GetUsageRequest, _chat_pb2.GetUsageResponse]
+    """What was used and what it cost: by one's own tenant, or, with the scope
+    `admin`, by any.
+    """
 
 @_typing.type_check_only
 class ChatServiceAsyncStub(ChatServiceStub):
@@ -90,7 +94,7 @@ class ChatServiceAsyncStub(ChatServiceStub):
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
     every error of these calls, and is what `GetRequest` and `CancelRequest` take.
-    These two and `ListModels` are lookups: they have no id of their own.
+    These two, `ListModels` and `GetUsage` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -127,6 +131,10 @@ class ChatServiceAsyncStub(ChatServiceStub):
     """Cancels a request of one's own tenant. Idempotent."""
     ListModels: _aio.UnaryUnaryMultiCallable[_chat_pb2.ListModelsRequest, _chat_pb2.ListModelsResponse]  # type: ignore[assignment]
     """The models this key may use."""
+    GetUsage: _aio.UnaryUnaryMultiCallable[_chat_pb2.GetUsageRequest, _chat_pb2.GetUsageResponse]  # type: ignore[assignment]
+    """What was used and what it cost: by one's own tenant, or, with the scope
+    `admin`, by any.
+    """
 
 class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
     """ChatService is what clients call, on the router.
@@ -139,7 +147,7 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
     Request id: the router makes one for each request and sends it at once, as
     initial metadata `noria-request-id`. It stands in `message_start` and in
     every error of these calls, and is what `GetRequest` and `CancelRequest` take.
-    These two and `ListModels` are lookups: they have no id of their own.
+    These two, `ListModels` and `GetUsage` are lookups: they have no id of their own.
 
     Deadline: the call's own gRPC deadline holds in every service. When it
     passes, in the queue or later, the work stops and the call ends with
@@ -228,5 +236,15 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_chat_pb2.ListModelsResponse, _abc.Awaitable[_chat_pb2.ListModelsResponse]]:
         """The models this key may use."""
+
+    @_abc_1.abstractmethod
+    def GetUsage(
+        self,
+        request: _chat_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_chat_pb2.GetUsageResponse, _abc.Awaitable[_chat_pb2.GetUsageResponse]]:
+        """What was used and what it cost: by one's own tenant, or, with the scope
+        `admin`, by any.
+        """
 
 def add_ChatServiceServicer_to_server(servicer: ChatServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

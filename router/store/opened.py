@@ -13,8 +13,10 @@ from router.auth import Keys
 from router.connection import background
 from router.store.base import CALL_TIMEOUT_S, LeaseStore, StoreURLError
 from router.store.keys import KeyStore
+from router.store.ledger_store import KEPT, LedgerStore, Retention
 from router.store.memory_keys import MemoryKeys
 from router.store.memory_leases import MemoryLeases
+from router.store.memory_ledger import MemoryLedger
 
 if TYPE_CHECKING:
     from router.store.redis_connection import RedisConnection
@@ -38,6 +40,7 @@ class Store:
 
     keys: KeyStore
     leases: LeaseStore
+    ledger: LedgerStore
     file_keys: MemoryKeys
     shared: Shared | None = None
 
@@ -63,23 +66,25 @@ async def open_store(
     keys: Keys | None = None,
     *,
     timeout_s: float = CALL_TIMEOUT_S,
+    retention: Retention = KEPT,
 ) -> AsyncIterator[Store]:
     """The store for as long as the block; an empty URL: in memory.
 
     `keys` are those of a file, and then the only ones besides what is made in this process.
-    A call to Redis takes `timeout_s` at most.
+    A call to Redis takes `timeout_s` at most. The ledger is kept for `retention`.
     Redis may be away. Raises StoreURLError for a URL that cannot be used, and for any where
     the `redis` package is missing.
     """
     file_keys = MemoryKeys(keys)
     if not redis_url:
-        yield Store(file_keys, MemoryLeases(), file_keys)
+        yield Store(file_keys, MemoryLeases(), MemoryLedger(retention), file_keys)
         return
     # Here, since a router that is alone needs no package for it.
     try:
         from router.store.redis_connection import redis_connection
         from router.store.redis_keys import RedisKeys
         from router.store.redis_leases import RedisLeases
+        from router.store.redis_ledger import RedisLedger
         from router.store.redis_news import News
     except ImportError:
         missing = "redis-url: the package `redis` is missing; the extra `router` brings it"
@@ -88,4 +93,7 @@ async def open_store(
     async with redis_connection(redis_url, log, timeout_s=timeout_s) as connection:
         news = News(connection)
         shared_keys = RedisKeys(connection, news) if keys is None else file_keys
-        yield Store(shared_keys, RedisLeases(connection), file_keys, Shared(connection, news))
+        ledger = RedisLedger(connection, retention)
+        yield Store(
+            shared_keys, RedisLeases(connection), ledger, file_keys, Shared(connection, news)
+        )

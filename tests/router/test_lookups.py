@@ -36,11 +36,11 @@ async def test_records_are_kept_for_their_tenant_alone():
     clock = FakeClock()
     live = LiveRequests(clock)
     end_one(live, clock, "a", "mine")
-    assert live.record("a", Tenant("mine")).request_id == "a"
+    assert live.record("a", "mine").request_id == "a"
     messages = set()
     for request_id, tenant in (("a", "other"), ("b", "mine")):
         with pytest.raises(RequestError) as caught:
-            live.record(request_id, Tenant(tenant))
+            live.record(request_id, tenant)
         assert caught.value.reason is Reason.REQUEST_NOT_FOUND
         messages.add(caught.value.message)
     assert len(messages) == 1
@@ -52,12 +52,12 @@ async def test_records_are_bounded_in_number_and_time():
     for number in range(REMEMBERED + 1):
         end_one(live, clock, str(number), "mine")
     with pytest.raises(RequestError):
-        live.record("0", Tenant("mine"))
+        live.record("0", "mine")
     clock.now += REMEMBERED_S
-    assert live.record("1", Tenant("mine"))
+    assert live.record("1", "mine")
     clock.now += 1
     with pytest.raises(RequestError):
-        live.record("1", Tenant("mine"))
+        live.record("1", "mine")
 
 
 async def test_a_tenant_that_asks_much_pushes_out_its_own_records_alone():
