@@ -49,6 +49,12 @@ class Sink:
     def on_report(self, report):
         pass
 
+    def on_attempt_ended(self, work):
+        pass
+
+    def on_attempt_lost(self, received_tokens):
+        pass
+
     def on_wasted(self, num_tokens):
         self.wasted += num_tokens
 

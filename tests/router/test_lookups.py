@@ -69,10 +69,10 @@ async def test_a_tenant_that_asks_much_pushes_out_its_own_records_alone():
         end_one(live, clock, f"loud {number}", "loud")
     end_one(live, clock, "quiet 3", "quiet")
     for number in range(4):
-        assert live.record(f"quiet {number}", Tenant("quiet"))
-    assert live.record(f"loud {REMEMBERED + 4}", Tenant("loud"))
+        assert live.record(f"quiet {number}", "quiet")
+    assert live.record(f"loud {REMEMBERED + 4}", "loud")
     with pytest.raises(RequestError):
-        live.record(f"loud {REMEMBERED + 3}", Tenant("loud"))
+        live.record(f"loud {REMEMBERED + 3}", "loud")
 
 
 async def test_an_unknown_id_and_a_huge_one_are_refused():
