@@ -14,6 +14,8 @@ from tests.support.redis_server import redis_server, redis_url, shared_redis_ser
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # gRPC tells each connection that is cut on purpose, among the tests' own lines.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Read when triton is first imported: its kernels then run on a CPU, by its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 __all__ = ["redis_server", "redis_url", "shared_redis_server"]
 

@@ -5,6 +5,7 @@ A backend owns the layout of keys and values. Per step the runner builds one
 tables: prefill, chunked prefill and decode are the same call.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,3 +91,23 @@ class AttentionBackend(Protocol):
         its own included. A model's layers may differ in both; few distinct windows occur.
         """
         ...
+
+
+class FusedRotation(ABC):
+    """A backend that rotates, writes and reads with one launch where others take several."""
+
+    @abstractmethod
+    def rotate_and_write(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rotary embedding of queries and keys; keys and values go to the planned slots.
+
+        heads [T, num_heads + num_kv_heads, head_dim], the queries' first; value
+        [T, num_kv_heads, head_dim]; cos and sin fp32 [T, 1, head_dim / 2]. Pairs are
+        (i, i + head_dim / 2). Gives the queries, [T, num_heads, head_dim].
+        """

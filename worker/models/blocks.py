@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from noria.models.config import DecoderConfig
-from worker.attention.base import AttentionBackend
+from worker.attention.base import AttentionBackend, FusedRotation
 from worker.models.layers import Rotation, rms_norm, rotate
 
 Parameters = Mapping[str, torch.Tensor]
@@ -36,11 +36,24 @@ class SelfAttention:
         """hidden [T, hidden_size], already normed; the same shape."""
         num_positions = hidden.shape[0]
         heads = F.linear(hidden, self._qkv, self._qkv_bias).view(num_positions, -1, self._head_dim)
-        rotated = rotate(self._normed(heads[:, : self._num_rotated]), by)
-        query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
-        attention.write_kv(self._layer, key, heads[:, self._num_rotated :])
+        turning = self._normed(heads[:, : self._num_rotated])
+        query = self._written(turning, heads[:, self._num_rotated :], by, attention)
         attended = attention.attend(self._layer, query, self._scale, self._window)
         return F.linear(attended.reshape(num_positions, -1), self._out, self._out_bias)
+
+    def _written(
+        self,
+        turning: torch.Tensor,
+        value: torch.Tensor,
+        by: Rotation,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """Keys turned and, with the values, in the cache; the queries turned."""
+        if isinstance(attention, FusedRotation):
+            return attention.rotate_and_write(self._layer, turning, value, by.cos, by.sin)
+        rotated = rotate(turning, by)
+        attention.write_kv(self._layer, rotated[:, self._num_heads :], value)
+        return rotated[:, : self._num_heads]
 
     def _normed(self, heads: torch.Tensor) -> torch.Tensor:
         """Query and key heads [T, N, head_dim], each over its own root mean square."""
