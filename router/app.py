@@ -31,6 +31,9 @@ from router.exchange import exchange
 from router.key_cache import KeyCache
 from router.keys_file import KeysFile
 from router.ledger.prices import Prices, read_prices
+from router.limit_book import Books
+from router.limit_sharing import LimitSharing, SharingFigures
+from router.limiter import Limiter
 from router.live import LiveRequests
 from router.loops import Loops
 from router.metrics import RouterMetrics, RouterState
@@ -105,6 +108,9 @@ class Router:
             config.max_queued_requests, config.max_queued_tokens, clock
         )
         self._dispatcher = Dispatcher(self._queue, self.registry, clock)
+        books = Books(clock, config.lease_s if store.limits else 0)
+        self._sharing = self._new_sharing(books)
+        self._limiter = Limiter(books, self._sharing, self._metrics.on_tokens_left)
         self._keys = self._new_key_cache()
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
@@ -118,6 +124,7 @@ class Router:
         return {
             "requests": len(self._live),
             "permits": self._queue.num_requests,
+            "limit_holds": self._limiter.num_holds,
             "queued_tokens": self._queue.num_tokens,
             "decode_slots": self._tokenizers.num_slots,
             "attempts": sum(len(worker.attempts) for worker in self.registry),
@@ -127,7 +134,13 @@ class Router:
     def state(self) -> RouterState:
         """What is waiting, running and connected right now."""
         return router_state(
-            self._config, self._store, self._books, self.held(), self._queue, self.registry
+            self._config,
+            self._store,
+            self._books,
+            self.held(),
+            self._queue,
+            self.registry,
+            self._sharing.figures if self._sharing else SharingFigures(),
         )
 
     async def wait_ready(self) -> None:
@@ -184,6 +197,7 @@ class Router:
         sessions = [self._new_session(address).run for address in self._config.workers]
         tokenizers = [each.run for each in self._tokenizers]
         loops = [*tokenizers, *sessions, *self._exchange.loops, *self._loops.all(server)]
+        loops.append(self._limiter.forget_idle)
         kept = [keep_running(loop, loop_end(self._log)) for loop in loops]
         watch = TlsWatch({"server": self.tls, "client": self._peer_tls}, self._log)
         # The ledger outlives the sessions, whose end is an end for what they still held.
@@ -192,9 +206,22 @@ class Router:
             self._tokenizers.encoding(),
             self._store.running(self._log),
             self._books.running(),
+            self._sharing.running() if self._sharing else contextlib.nullcontext(),
             background(kept),
         ):
             yield
+
+    def _new_sharing(self, books: Books) -> LimitSharing | None:
+        if self._store.limits is None:
+            return None
+        return LimitSharing(
+            self._store.limits,
+            books,
+            self._instance_id,
+            clock=self._clock,
+            log=self._log,
+            lease_s=self._config.lease_s,
+        )
 
     def _new_key_cache(self) -> KeyCache:
         return KeyCache(
@@ -240,6 +267,7 @@ class Router:
             text=self._tokenizers,
             registry=self.registry,
             queue=self._queue,
+            limiter=self._limiter,
             dispatcher=self._dispatcher,
             seed_source=seed_source,
             cache_secret=self._config.cache_secret.encode() or secrets.token_bytes(32),

@@ -15,10 +15,13 @@ from router.auth import Tenant
 from router.choice_answer import AnswerHead
 from router.decode_slot import DecodeSlot, SlotOptions, SlotPort
 from router.delivery import Delivery
+from router.demand import attainable, check_price, counting_ask, generation_ask
 from router.dispatch import Dispatcher
 from router.interrupt import Interrupt
 from router.ledger.ledger import UsageLedger
-from router.queue import RequestQueue
+from router.limit_book import Hold
+from router.limiter import Limiter
+from router.queue import Permit, RequestQueue
 from router.record import RequestRecord
 from router.registry import ModelLimits, Registry
 from router.requests import (
@@ -66,6 +69,7 @@ class Chats:
     text: TextSide
     registry: Registry
     queue: RequestQueue[TokenStream]
+    limiter: Limiter
     dispatcher: Dispatcher
     seed_source: Callable[[], int]
     cache_secret: bytes
@@ -79,10 +83,16 @@ class Chats:
         """
         with contextlib.ExitStack() as held:
             limits = self.limits(call, chat)
-            permit = held.enter_context(self.queue.permit())
+            permit = held.enter_context(self.place(call))
+            ask = attainable(generation_ask(chat, limits), chat, call.tenant.limits)
+            hold = held.enter_context(self.hold(call))
+            await self.limiter.take(hold, ask)
             prompt = await self.encoded(call, chat, limits.model)
+            hold.encoded()
             port = self.text.slots(limits.model)
             generation = self._generation(call, chat, limits, prompt)
+            check_price(generation.price, call.tenant.limits)
+            await self.limiter.fit(hold, generation.price)
             head = AnswerHead(
                 call.record.request_id,
                 limits.model,
@@ -106,8 +116,17 @@ class Chats:
     async def count(self, call: Call, chat: GenerationInput) -> int:
         """The prompt's tokens as the model would see them. Raises like `answering`."""
         limits = self.limits(call, chat)
-        with self.queue.permit():
+        with self.place(call), self.hold(call) as hold:
+            await self.limiter.take(hold, counting_ask(chat.prompt))
             return len((await self.encoded(call, chat, limits.model)).token_ids)
+
+    def place(self, call: Call) -> Permit[TokenStream]:
+        """A place in the queue. Raises QUEUE_FULL, QUEUE_SHARE."""
+        return self.queue.permit(call.tenant.name, call.tenant.limits.queue_share)
+
+    def hold(self, call: Call) -> Hold:
+        """What the call will hold of its tenant's limits, nothing so far."""
+        return self.limiter.hold(call.tenant, lambda: call.record.used_tokens)
 
     def limits(self, call: Call, chat: GenerationInput) -> ModelLimits:
         """Raises what `Registry.limits` does."""

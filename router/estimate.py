@@ -1,9 +1,11 @@
 """The dry run: what would happen to a conversation now. Nothing is held once it is known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from noria.reasons import RequestError
 from router.chat import Call, Chats, allowed_tokens
+from router.demand import attainable, check_price, generation_ask
+from router.limit_decision import Ask
 from router.policy import Need
 from router.registry import ModelLimits
 from router.requests import GenerationInput, check_min_tokens, check_prompt_logprobs
@@ -33,10 +35,17 @@ async def estimate(chats: Chats, call: Call, chat: GenerationInput, result: Esti
     Raises whatever would refuse it.
     """
     limits = chats.limits(call, chat)
-    with chats.queue.permit():
+    ask = attainable(generation_ask(chat, limits), chat, call.tenant.limits)
+    with chats.place(call), chats.hold(call) as hold:
+        # Of the limits a place for the encoding alone is taken, and comes back.
+        await chats.limiter.take(hold, Ask(encodes=ask.encodes))
         prompt = await chats.encoded(call, chat, limits.model)
     result.input_tokens = len(prompt.token_ids)
     _price(result, chat, limits)
+    check_price(result.reserved_tokens, call.tenant.limits)
+    with chats.hold(call) as hold:
+        tokens = result.reserved_tokens
+        await chats.limiter.take(hold, replace(ask, needed=tokens, wanted=tokens, dry_run=True))
     chats.queue.check_tokens(result.input_tokens)
     result.queue_position = chats.queue.position_of_next(limits.model, chat.priority)
     _route(result, chats, limits.model, chat.num_choices)

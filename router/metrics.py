@@ -20,6 +20,7 @@ from noria.service.metrics import (
     gauge,
     gauges,
 )
+from router.limit_sharing import SharingFigures
 from router.record import RequestRecord
 from router.timeline import Phase
 
@@ -31,6 +32,7 @@ _MAX_MODELS = 32
 _GENERATING = ("StreamChat", "Chat", "StreamCompletion", "Completion")
 _METHODS = (*_GENERATING, "CountTokens", "EstimateChat")
 _LOOKUPS = ("GetRequest", "CancelRequest", "ListModels", "GetUsage")
+_RATIO_BUCKETS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
 _KEY_REASONS = (Reason.INVALID_KEY, Reason.METHOD_FORBIDDEN, Reason.STORE_UNAVAILABLE)
 
 
@@ -50,6 +52,7 @@ class RouterState:
     store_up: bool = True
     ledger_waiting: int = 0
     ledger_dropped: int = 0
+    sharing: SharingFigures = field(default_factory=SharingFigures)
     queue: Load = Load()
     queue_bounds: Load = Load()
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -104,6 +107,12 @@ class RouterMetrics:
             kind: Counter(f"noria_{kind}_tokens", text, ["model"], registry=registry)
             for kind, text in _TOKENS.items()
         }
+        self._tokens_left = Histogram(
+            "noria_limit_tokens_left_ratio",
+            "What an admission left of its tenant's tokens per minute, where these are limited.",
+            buckets=_RATIO_BUCKETS,
+            registry=registry,
+        )
         registry.register(LiveCollector(self._live))
 
     def on_end(self, record: RequestRecord) -> None:
@@ -118,6 +127,10 @@ class RouterMetrics:
         """Count tokens that were computed for a request after its end."""
         if record.model:
             self._tokens["wasted"].labels(self._label(record.model)).inc(num_tokens)
+
+    def on_tokens_left(self, ratio: float) -> None:
+        """Count what an admission left of its tenant's tokens per minute."""
+        self._tokens_left.observe(ratio)
 
     def on_refused(self, method: str, reason: Reason) -> None:
         """Count a lookup whose key may not make it."""
@@ -170,6 +183,20 @@ class RouterMetrics:
             "noria_ledger_dropped_rows",
             "Closed rows for which there was no room while the store was away.",
             state.ledger_dropped,
+        )
+        yield counter(
+            "noria_limit_exchanges", "Exchanges about limits with Redis.", state.sharing.exchanges
+        )
+        yield counter("noria_limit_exchanges_failed", "Those that failed.", state.sharing.failed)
+        yield gauge(
+            "noria_limit_untold_tenants",
+            "Tenants of whom something is to be told to Redis.",
+            state.sharing.untold,
+        )
+        yield counter(
+            "noria_limit_untold_dropped",
+            "How often a tenant's charges were never told, because too many waited.",
+            state.sharing.dropped,
         )
         yield gauge("noria_queue_requests", "Requests in the queue.", state.queue.sequences)
         yield gauge(

@@ -10,7 +10,8 @@ def check_fits(prompt: Conversation | RawText, max_model_len: int, max_piece_byt
     `max_piece_bytes` are the longest token's. Either may be 0, not known: nothing is refused.
     """
     limit = max_model_len * max_piece_bytes
-    field, size = _size(prompt)
+    field = "text" if isinstance(prompt, RawText) else "messages"
+    size = text_bytes(prompt)
     if limit and size > limit:
         problem = (
             f"{size} bytes of text; a context of {max_model_len} tokens of at most "
@@ -21,9 +22,9 @@ def check_fits(prompt: Conversation | RawText, max_model_len: int, max_piece_byt
         )
 
 
-def _size(prompt: Conversation | RawText) -> tuple[str, int]:
-    """The field and its UTF-8 bytes."""
+def text_bytes(prompt: Conversation | RawText) -> int:
+    """All of its texts, in bytes of UTF-8."""
     if isinstance(prompt, RawText):
-        return "text", len(prompt.text.encode())
+        return len(prompt.text.encode())
     texts = [text for turn in prompt.turns for text in turn.texts]
-    return "messages", sum(len(text.encode()) for text in (prompt.system or "", *texts))
+    return sum(len(text.encode()) for text in (prompt.system or "", *texts))

@@ -6,7 +6,7 @@ with its holder, however that ends.
 """
 
 import bisect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -24,8 +24,9 @@ _MAX_RETRY_S = 30.0
 class Permit(Generic[T]):
     """A place in the queue: a context manager. `item` waits for `model` once `wait` is called."""
 
-    def __init__(self, queue: "RequestQueue[T]", arrival: int) -> None:
+    def __init__(self, queue: "RequestQueue[T]", arrival: int, owner: str) -> None:
         self._queue = queue
+        self.owner = owner
         self.arrival = arrival
         self.inside = True
         self.waiting = False
@@ -72,16 +73,22 @@ class RequestQueue(Generic[T]):
         self._arrivals = 0
         self._waiting: dict[str, list[Permit[T]]] = {}
         self._drained: deque[float] = deque()
+        self._of_owner: Counter[str] = Counter()
         self.num_requests = 0
         self.num_tokens = 0
 
-    def permit(self) -> Permit[T]:
-        """Take a place. Raises QUEUE_FULL with the time after which one may be free."""
+    def permit(self, owner: str = "", share: float | None = None) -> Permit[T]:
+        """Take a place; of all places `owner` may have this share, and one in any case.
+
+        Raises QUEUE_FULL, QUEUE_SHARE with the time after which one may be free.
+        """
         if self.num_requests >= self._max_requests:
             raise self._full(f"{self.num_requests} requests, at most {self._max_requests}")
+        self._check_share(owner, share)
         self._arrivals += 1
-        self.num_requests += 1
-        return Permit(self, self._arrivals)
+        permit = Permit(self, self._arrivals, owner)
+        self._count(permit, 1)
+        return permit
 
     def wait(self, permit: Permit[T], item: T, *, model: str, priority: int, tokens: int) -> None:
         """Stand in line for a worker of `model`. Raises QUEUE_FULL."""
@@ -135,7 +142,7 @@ class RequestQueue(Generic[T]):
         if permit.inside:
             return
         permit.inside = True
-        self.num_requests += 1
+        self._count(permit, 1)
         self._insert(permit)
 
     def leave(self, permit: Permit[T]) -> None:
@@ -144,7 +151,24 @@ class RequestQueue(Generic[T]):
             self._remove(permit)
         if permit.inside:
             permit.inside = False
-            self.num_requests -= 1
+            self._count(permit, -1)
+
+    def _count(self, permit: Permit[T], change: int) -> None:
+        self.num_requests += change
+        self._of_owner[permit.owner] += change
+        if not self._of_owner[permit.owner]:
+            del self._of_owner[permit.owner]
+
+    def _check_share(self, owner: str, share: float | None) -> None:
+        places = self._max_requests if share is None else max(1, int(share * self._max_requests))
+        if self._of_owner[owner] >= places:
+            held = f"{self._of_owner[owner]} requests wait, at most {places} of the queue's places"
+            raise RequestError(
+                Reason.QUEUE_SHARE,
+                f"queue_share: {held}",
+                retry_after_s=self.retry_after_s(),
+                quota=("queue_share", held),
+            )
 
     def _insert(self, permit: Permit[T]) -> None:
         line = self._waiting.setdefault(permit.model, [])

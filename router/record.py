@@ -105,6 +105,11 @@ class RequestRecord:
         """Tokens that a worker had computed by the end and nobody was sent."""
         return max(0, self._computed_tokens - self.output_tokens)
 
+    @property
+    def used_tokens(self) -> int:
+        """Of prompt and outputs, what workers have computed for it; 0 before one took it."""
+        return self.input_tokens + self.output_tokens + self.wasted_tokens if self.attempts else 0
+
     def encoding(self) -> None:
         """The conversation goes to the tokenizer."""
         self.timeline.enter(Phase.ENCODE)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from router.bookkeeping import Bookkeeping
 from router.config import RouterConfig
+from router.limit_sharing import SharingFigures
 from router.metrics import Load, RouterState
 from router.queue import RequestQueue
 from router.registry import Registry
@@ -19,6 +20,7 @@ def router_state(
     held: Mapping[str, int],
     queue: RequestQueue[TokenStream],
     registry: Registry,
+    sharing: SharingFigures,
 ) -> RouterState:
     """Call it on the event loop."""
     connected = list(registry)
@@ -27,6 +29,7 @@ def router_state(
         store_up=store.available,
         ledger_waiting=books.waiting,
         ledger_dropped=books.dropped,
+        sharing=sharing,
         queue=Load(queue.num_requests, queue.num_tokens),
         queue_bounds=Load(config.max_queued_requests, config.max_queued_tokens),
         workers={

@@ -14,6 +14,7 @@ from router.connection import background
 from router.store.base import CALL_TIMEOUT_S, LeaseStore, StoreURLError
 from router.store.keys import KeyStore
 from router.store.ledger_store import KEPT, LedgerStore, Retention
+from router.store.limits import LimitStore
 from router.store.memory_keys import MemoryKeys
 from router.store.memory_leases import MemoryLeases
 from router.store.memory_ledger import MemoryLedger
@@ -43,6 +44,7 @@ class Store:
     ledger: LedgerStore
     file_keys: MemoryKeys
     shared: Shared | None = None
+    limits: LimitStore | None = None
 
     @property
     def available(self) -> bool:
@@ -85,6 +87,7 @@ async def open_store(
         from router.store.redis_keys import RedisKeys
         from router.store.redis_leases import RedisLeases
         from router.store.redis_ledger import RedisLedger
+        from router.store.redis_limits import RedisLimits
         from router.store.redis_news import News
     except ImportError:
         missing = "redis-url: the package `redis` is missing; the extra `router` brings it"
@@ -95,5 +98,10 @@ async def open_store(
         shared_keys = RedisKeys(connection, news) if keys is None else file_keys
         ledger = RedisLedger(connection, retention)
         yield Store(
-            shared_keys, RedisLeases(connection), ledger, file_keys, Shared(connection, news)
+            shared_keys,
+            RedisLeases(connection),
+            ledger,
+            file_keys,
+            Shared(connection, news),
+            RedisLimits(connection),
         )
