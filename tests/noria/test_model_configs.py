@@ -57,6 +57,8 @@ def test_a_config_written_by_transformers_is_read(tmp_path):
         ("rope_interleaved", True),
         ("num_local_experts", 8),
         ("some_new_field", "some_value"),
+        ("_some_private_field", 3),
+        ("_sliding_window_pattern", 4),
     ],
 )
 def test_what_is_not_honoured_is_refused(folder, field, value):
@@ -78,6 +80,41 @@ def test_what_is_not_honoured_is_refused(folder, field, value):
 )
 def test_what_changes_nothing_is_accepted(folder, field, value):
     assert read_hf_config(folder(**{field: value})) == read_hf_config(folder())
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        (YARN | {"original_max_position_embeddings": 200}, 800),
+        (YARN | {"original_max_position_embeddings": 32}, 256),
+        (YARN, 1024),
+        ({"rope_type": "linear", "factor": 4.0}, 256),
+    ],
+)
+def test_yarn_stretches_the_positions_that_can_be_asked_for(folder, rope, longest):
+    """To `factor` times the original ones, where the config does not count them already."""
+    assert read_hf_config(folder(rope_scaling=rope)).max_position_embeddings == longest
+
+
+@pytest.mark.parametrize(
+    ("changes", "full"),
+    [
+        ({"sliding_window_pattern": 2, "_sliding_window_pattern": 6}, [1, 3, 5]),
+        ({"_sliding_window_pattern": 6}, [5]),
+        ({"_sliding_window_pattern": 4, "layer_types": ["full_attention"] * 6}, [*range(6)]),
+    ],
+)
+def test_a_noted_pattern_is_read_as_transformers_reads_it(folder, changes, full):
+    config = read_hf_config(folder(**GEMMA3, num_hidden_layers=6, **changes))
+    assert [layer for layer in range(6) if config.window_of(layer) is None] == full
+
+
+def test_a_noted_pattern_that_says_something_else_is_refused(folder):
+    with pytest.raises(ConfigError, match="_sliding_window_pattern = 4 without layer_types"):
+        read_hf_config(folder(**GEMMA3, num_hidden_layers=6, _sliding_window_pattern=4))
 
 
 def test_rope_parameters_stand_for_rope_theta_and_are_checked(folder):
@@ -105,6 +142,14 @@ def test_rope_parameters_stand_for_rope_theta_and_are_checked(folder):
             "low_freq_factor 4.0 is not below high_freq_factor 4.0",
         ),
         ("linear", "rope_scaling is 'linear'"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "rope_scaling.rope_type = 'dynamic'"),
+        ({"rope_type": "longrope", "factor": 2.0}, "rope_scaling.rope_type = 'longrope'"),
+        ({"rope_type": "yarn"}, "factor is missing"),
+        (YARN | {"truncate": False}, "rope_scaling.truncate = False"),
+        (YARN | {"attention_factor": 0}, "attention_factor is 0.0"),
+        (YARN | {"beta_slow": -1.0}, "beta_slow is -1.0"),
+        (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
+        (YARN | {"rope_theta": 1.0}, "rope_theta is 1.0; yarn needs one above 1"),
     ],
 )
 def test_rope_scalings_that_are_not_whole_are_refused(folder, rope, words):

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
+from noria.models.config import ConfigError
 from noria.plan.memory import host_memory
 from tests.support.native import kernels
-from tests.support.tiny_families import tiny_family
+from tests.support.tiny_families import VOCAB, tiny_family
+from tests.support.tiny_models import randomised
 from worker.config import WorkerConfig
 from worker.model_runner import ModelRunner
 from worker.network import load_network
@@ -76,6 +79,20 @@ def test_what_the_kernels_cannot_do_runs_on_torch_and_says_why(folders, case, se
     assert computes(network)
     with pytest.raises(ValueError, match=f"cpu_native cannot be used: .*{reason}"):
         load(folders(case), attention_backend="cpu_native", **settings)
+
+
+def test_a_model_that_keeps_other_keys_and_values_than_its_config_says_is_refused(tmp_path):
+    """Latent attention: heads of a size that its config does not name."""
+    config = DeepseekV2Config(
+        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=1, num_attention_heads=3,
+        num_key_value_heads=3, max_position_embeddings=64, eos_token_id=2, intermediate_size=64,
+        kv_lora_rank=16, q_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=32,
+        first_k_dense_replace=1,
+    )  # fmt: skip
+    randomised(DeepseekV2ForCausalLM, config).save_pretrained(tmp_path)
+    words = r"describes K and V of 1 layers x 3 KV heads x 16 .* keeps 1 layers x 3 KV heads x 32"
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path)
 
 
 def test_without_a_compiler_it_runs_on_torch_and_says_so(folders, monkeypatch, tmp_path):

@@ -18,6 +18,8 @@ from transformers import (
     Gemma2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     OlmoConfig,
     OlmoForCausalLM,
     Phi3Config,
@@ -146,7 +148,12 @@ def test_a_soft_cap_that_hides_is_found_where_attention_is_asked_for_it(tmp_path
     ("kind", "config", "words"),
     [
         (FalconForCausalLM, FalconConfig(**SIZES, alibi=True), "alibi = True"),
-        (BloomForCausalLM, BloomConfig(**SIZES), "BloomForCausalLM"),
+        (BloomForCausalLM, BloomConfig(**SIZES), "['BloomForCausalLM'] has ALiBi"),
+        (
+            MptForCausalLM,
+            MptConfig(vocab_size=VOCAB, d_model=48, n_layers=1, n_heads=3, eos_token_id=2),
+            "['MptForCausalLM'] has ALiBi",
+        ),
         (
             T5ForConditionalGeneration,
             T5Config(d_model=16, d_kv=8, num_layers=1),
@@ -158,7 +165,7 @@ def test_a_soft_cap_that_hides_is_found_where_attention_is_asked_for_it(tmp_path
             "linear_attention",
         ),
     ],
-    ids=["alibi", "alibi of its own", "encoder-decoder", "no attention"],
+    ids=["alibi", "alibi of its own", "alibi by default", "encoder-decoder", "no attention"],
 )
 def test_what_is_no_paged_causal_attention_is_refused(kind, config, words, tmp_path):
     assert words in refusal(saved(kind, config, tmp_path))
@@ -284,6 +291,32 @@ def test_weights_that_do_not_fit_are_named(change, words, tmp_path):
     tiny_family("gpt2").save_pretrained(tmp_path)
     rewrite(tmp_path, change)
     with pytest.raises(WeightsError, match=words.replace(" h.", r" .*h\.")):
+        open_checkpoint(tmp_path).load()
+
+
+@pytest.mark.parametrize("mask", [torch.bool, torch.uint8, torch.float32])
+def test_masks_that_old_files_hold_are_passed_over(mask, tmp_path):
+    """GPT-2's in `attn.bias` and `attn.masked_bias`; transformers makes its own."""
+    theirs = tiny_family("gpt2")
+    theirs.save_pretrained(tmp_path)
+    before = open_checkpoint(tmp_path).weight_bytes(torch.float32)
+    masks = {
+        f"transformer.h.{layer}.attn.{name}": values.to(mask)
+        for layer in range(3)
+        for name, values in (("bias", torch.ones(1, 1, 64, 64)), ("masked_bias", torch.ones(())))
+    }
+    rewrite(tmp_path, lambda state: state.update(masks))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.weight_bytes(torch.float32) == before
+    logits = Forward(checkpoint.load()).logits(scheduled(0, PROMPT, 0, BLOCKS))
+    assert_close(logits, expected(theirs, PROMPT))
+
+
+def test_a_surplus_bias_that_is_no_mask_is_refused(tmp_path):
+    tiny_family("gpt2").save_pretrained(tmp_path)
+    surplus = {"transformer.h.0.mlp.attn_proj.bias": torch.ones(48)}
+    rewrite(tmp_path, lambda state: state.update(surplus))
+    with pytest.raises(WeightsError, match=r"surplus: transformer\.h\.0\.mlp\.attn_proj\.bias"):
         open_checkpoint(tmp_path).load()
 
 

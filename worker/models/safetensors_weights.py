@@ -1,6 +1,7 @@
 """Weights of a Hugging Face folder: `model.safetensors`, or shards with an index."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 # As the safetensors library has it, in bytes.
 _MAX_HEADER = 100_000_000
 # Constants of the rotary embedding, which old checkpoints hold though the config has them.
-_IGNORED = ".rotary_emb.inv_freq"
+_ANGLES = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
 class SafetensorsWeights:
     """Memory-mapped; a tensor is read when it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        """Opens every shard.
+    def __init__(self, folder: Path, passed_over: re.Pattern[str] = _ANGLES) -> None:
+        """Opens every shard. `passed_over` is found in names of what is no parameter.
 
         Raises WeightsError naming the file that is missing or damaged, or the tensor that is
         in the wrong file, in two, or not of floats.
@@ -31,10 +32,10 @@ class SafetensorsWeights:
         for path in _shards(folder, weight_map):
             shard = _open(path)
             for name in shard.keys():  # noqa: SIM118 (the shard itself is not iterable)
-                if not name.endswith(_IGNORED):
+                if not passed_over.search(name):
                     self._add(name, shard, path, weight_map)
         for name, file in weight_map.items():
-            if name not in self._of and not name.endswith(_IGNORED):
+            if name not in self._of and not passed_over.search(name):
                 raise WeightsError(f"{folder / _INDEX}: {name} should be in {file} and is not")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """A Hugging Face folder whose architecture only `transformers` knows."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from noria.models.config import ConfigError, ModelConfig
+from noria.models.family import Layout, weight_bytes
 from noria.models.fields import Fields
 from noria.models.foreign import refuse_unpaged
 from noria.models.hf_config import hf_architecture, hf_eos_token_ids, read_object
@@ -29,6 +31,12 @@ _SIZES = (
     "max_position_embeddings",
     "eos_token_id",
 )
+# Constants that old checkpoints hold beside the parameters, and transformers makes anew:
+# angles, masks (booleans or bytes among them), positions.
+_CONSTANTS = re.compile(
+    r"(^|\.)(rotary_emb\.inv_freq|position_ids"
+    r"|(attn|attention|crossattention)\.(bias|masked_bias|causal_mask))$"
+)
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # These change all frequencies with the longest sequence of a batch.
 _ROPE_TYPES_BY_LENGTH = ("dynamic", "longrope")
@@ -43,8 +51,12 @@ class TransformersCheckpoint:
     source: SafetensorsWeights
     model_class: Any
     hf_config: Any
+    layout: Layout | None = None
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
+        """What the weights take in memory once they are read, as far as their files tell."""
+        if self.layout is not None:
+            return weight_bytes(self.layout.all(), dtype.itemsize)
         return sum(map(math.prod, self.source.shapes().values())) * dtype.itemsize
 
     def load(
@@ -92,13 +104,14 @@ def open_with_transformers(folder: Path) -> TransformersCheckpoint:
     hf_config = _hf_config(where, folder, transformers)
     _check_layers(where, hf_config)
     config: ModelConfig
+    layout: Layout | None = None
     if architecture in PLAIN:
-        config, _ = PLAIN[architecture](where, folder, raw)
+        config, layout = PLAIN[architecture](where, folder, raw)
     else:
         config = _model_config(folder, architecture, hf_config)
-    source = SafetensorsWeights(folder)
+    source = SafetensorsWeights(folder, _CONSTANTS)
     config.check_num_layers(len(source.shapes()))
-    return TransformersCheckpoint(config, folder, source, model_class, hf_config)
+    return TransformersCheckpoint(config, folder, source, model_class, hf_config, layout)
 
 
 def _transformers(where: str, architecture: str) -> Any:
@@ -164,11 +177,9 @@ def _model_config(folder: Path, architecture: str, hf_config: Any) -> ModelConfi
 def _check_report(report: Mapping[str, Any]) -> None:
     """What transformers would only warn of: it fills missing tensors with random numbers."""
     kinds = {"missing": "missing_keys", "surplus": "unexpected_keys", "shape": "mismatched_keys"}
-    faults = [
-        f"{kind}: {first_few(sorted(map(str, report[key])))}"
-        for kind, key in kinds.items()
-        if report.get(key)
-    ]
+    names = {kind: sorted(map(str, report.get(key) or ())) for kind, key in kinds.items()}
+    names["surplus"] = [name for name in names["surplus"] if not _CONSTANTS.search(name)]
+    faults = [f"{kind}: {first_few(named)}" for kind, named in names.items() if named]
     if faults:
         raise WeightsError("weights do not fit the config: " + "; ".join(faults))
 
