@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from noria.cli.hub import config_from_hub, fetch_from_hub, hub_model
+from noria.cli.hub import HubModel, config_from_hub, fetch_from_hub, hub_model
 from noria.cli.wheel_models import (
     KNOWN_MODELS,
     SMOLLM2,
@@ -46,7 +46,8 @@ def resolve_model(model: str, announce: Announce) -> ModelSource:
     """Files and served name of `model`, downloaded if need be.
 
     `announce` hears of a download, with its size, before it begins. A model of the hub is
-    served under its repository's name, without the revision. Raises ModelSourceError.
+    served under its repository's name, without the revision; a GGUF file, wherever it is
+    from, under its own. Raises ModelSourceError.
     """
     known = KNOWN_MODELS.get(model)
     if known is not None:
@@ -56,16 +57,16 @@ def resolve_model(model: str, announce: Announce) -> ModelSource:
         return _local(path.absolute())
     of_hub = hub_model(model)
     if of_hub is not None:
-        return ModelSource(_folder(fetch_from_hub(of_hub, announce)), of_hub.repo_id)
+        return _fetched(of_hub, announce)
     raise ModelSourceError(
         f"model {model!r}: no such file or folder; known by name: {', '.join(KNOWN_MODELS)};"
-        " org/name or org/name@revision is looked for on the hub"
+        " org/name, org/name@revision and org/name:file.gguf are looked for on the hub"
     )
 
 
 def config_of(model: str, announce: Announce) -> ModelSource:
     """What describes `model`: a .gguf file, a config.json or its folder; no weights are fetched
-    for a repository of the hub. Raises ModelSourceError.
+    for a repository of the hub, but a GGUF file as a whole. Raises ModelSourceError.
     """
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".json":
@@ -73,9 +74,16 @@ def config_of(model: str, announce: Announce) -> ModelSource:
             path, path.absolute().parent.name if path.stem == "config" else path.stem
         )
     of_hub = None if path.exists() else hub_model(model)
-    if of_hub is not None:
+    if of_hub is not None and of_hub.file is None:
         return ModelSource(config_from_hub(of_hub, announce), of_hub.repo_id)
     return resolve_model(model, announce)
+
+
+def _fetched(model: HubModel, announce: Announce) -> ModelSource:
+    path = fetch_from_hub(model, announce)
+    if model.file is not None:
+        return ModelSource(path, path.stem.lower())
+    return ModelSource(_folder(path), model.repo_id)
 
 
 def _local(path: Path) -> ModelSource:

@@ -3,11 +3,14 @@
 import builtins
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,8 +32,12 @@ FILES = {
     "original/params.json": b'{"dim": 1}',
     "onnx/model.onnx": b"onnx",
     "README.md": b"# Model",
+    "Model-Q4_K_M.gguf": b"GGUF of four bits",
+    "quants/Model-Q8_0.gguf": b"GGUF of eight bits",
+    "Model-F16-00001-of-00002.gguf": b"half of a GGUF",
 }
 WANTED = {name for name in FILES if name.startswith(("config", "model", "tokenizer", "chat"))}
+GGUF = "Model-Q4_K_M.gguf"
 
 
 def quiet(_line):
@@ -46,6 +53,17 @@ def quiet(_line):
         ("name", None),
         ("org/name@", None),
         ("org/name/file", None),
+        ("org/name:file.gguf", HubModel("org/name", None, "file.gguf")),
+        ("org/name/file.gguf", HubModel("org/name", None, "file.gguf")),
+        ("org/name/sub/Model-Q4_K_M.gguf", HubModel("org/name", None, "sub/Model-Q4_K_M.gguf")),
+        ("org/name@v1.0:sub/m.gguf", HubModel("org/name", "v1.0", "sub/m.gguf")),
+        ("org/name@refs/pr/3:m.gguf", HubModel("org/name", "refs/pr/3", "m.gguf")),
+        ("org/name@v1/m.gguf", None),
+        ("org/name:file.bin", None),
+        ("org/name:../file.gguf", None),
+        ("org/name/../file.gguf", None),
+        ("org/name:/etc/file.gguf", None),
+        ("org/name:", None),
         ("../name", None),
         ("/org/name", None),
         ("org/na me", None),
@@ -81,6 +99,7 @@ def test_a_repository_without_safetensors_is_refused(monkeypatch, tmp_path):
     (tmp_path / "config.json").touch()
     (tmp_path / "pytorch_model.bin").touch()
     monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(hub, "model_info", None)
     with pytest.raises(ModelSourceError, match=r"org/name: .*no \.safetensors"):
         resolve_model("org/name", quiet)
 
@@ -110,26 +129,28 @@ def fake_hub(requested):
 
         def answer(self, body):
             path = self.path.split("?")[0]
-            if path == "/api/models/org/name/revision/v1":
+            if path in ("/api/models/org/name/revision/v1", "/api/models/org/name"):
                 siblings = [{"rfilename": name} for name in FILES]
                 about = {"id": "org/name", "sha": COMMIT, "siblings": siblings}
                 return self.send(200, json.dumps(about).encode(), body)
-            if path.startswith(f"/api/models/org/name/tree/{COMMIT}"):
+            if re.match(f"/api/models/org/name/tree/({COMMIT}|v1|main)", path):
                 tree = [
                     {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
                     for name, data in FILES.items()
                 ]
                 return self.send(200, json.dumps(tree).encode(), body)
-            prefix = f"/org/name/resolve/{COMMIT}/"
-            name = path.removeprefix(prefix)
-            if path.startswith(prefix) and name in FILES:
+            prefix = re.match(f"/org/name/resolve/({COMMIT}|v1|main)/", path)
+            name = path[prefix.end() :] if prefix else ""
+            if name in FILES:
                 if body:
                     requested.add(name)
                 return self.send(200, FILES[name], body)
-            return self.send(404, b"", body)
+            return self.send(404, b"", body, "EntryNotFound" if prefix else "RepoNotFound")
 
-        def send(self, status, data, body):
+        def send(self, status, data, body, error=None):
             self.send_response(status)
+            if error is not None:
+                self.send_header("X-Error-Code", error)
             self.send_header("Content-Length", str(len(data)))
             self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("ETag", f'"{hash(data):x}"')
@@ -184,6 +205,54 @@ def test_what_is_needed_of_a_revision_is_downloaded_and_nothing_else(tmp_path):
     assert path.endswith(COMMIT)
     offline = resolved_elsewhere("org/name@v1", endpoint, tmp_path)
     assert offline.stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "name"),
+    [
+        ("org/name@v1:quants/Model-Q8_0.gguf", "quants/Model-Q8_0.gguf", "model-q8_0"),
+        (f"org/name/{GGUF}", GGUF, "model-q4_k_m"),
+    ],
+)
+def test_a_gguf_file_is_downloaded_alone_and_once(model, file, name, tmp_path):
+    requested = set()
+    with fake_hub(requested) as endpoint:
+        done = resolved_elsewhere(model, endpoint, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert requested == {file}
+        requested.clear()
+        assert resolved_elsewhere(model, endpoint, tmp_path).stdout == done.stdout
+        assert not requested
+    served, path = done.stdout.split()
+    assert served == name
+    assert path.endswith(f"{COMMIT}/{file}")
+    assert Path(path).read_bytes() == FILES[file]
+
+
+def test_a_gguf_file_that_is_not_there_is_told_with_those_that_are(tmp_path):
+    """A part of a model in several files is refused before anything is asked for."""
+    requested = set()
+    with fake_hub(requested) as endpoint:
+        absent = resolved_elsewhere("org/name@v1:Model-Q2_K.gguf", endpoint, tmp_path)
+        part = resolved_elsewhere("org/name:Model-F16-00001-of-00002.gguf", endpoint, tmp_path)
+    assert (absent.returncode, part.returncode) == (1, 1)
+    told = (
+        "model org/name@v1:Model-Q2_K.gguf: its repository holds no Model-Q2_K.gguf; "
+        f"it holds {GGUF}, quants/Model-Q8_0.gguf: name one, org/name:FILE.gguf"
+    )
+    assert absent.stderr.strip().splitlines()[-1] == told
+    assert "one part of a model in several files" in part.stderr
+    assert "Traceback" not in absent.stderr + part.stderr
+    assert not requested
+
+
+def test_a_repository_of_gguf_files_alone_is_told_with_them(monkeypatch, tmp_path):
+    (tmp_path / "config.json").touch()
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    siblings = [SimpleNamespace(rfilename=name) for name in ("a.gguf", "README.md")]
+    monkeypatch.setattr(hub, "model_info", lambda *_, **__: SimpleNamespace(siblings=siblings))
+    with pytest.raises(ModelSourceError, match=r"no \.safetensors .* it holds a\.gguf: name one"):
+        resolve_model("org/name", quiet)
 
 
 def test_offline_and_unknown_repositories_are_said_in_one_line(tmp_path):
