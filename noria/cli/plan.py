@@ -145,7 +145,10 @@ def _planned(asked: _Asked) -> Plan:
     held = capacity(shape, card, _settings(asked, card, described))
     chat_len = _chat_len(asked, shape)
     max_num_seqs = asked.max_num_seqs or held.suggested_max_num_seqs(chat_len)
-    made = Plan(source.name, held, chat_len, max_num_seqs, asked.chats)
+    made = Plan(
+        *(source.name, held, chat_len, max_num_seqs, asked.chats),
+        max_num_seqs_given=asked.max_num_seqs is not None,
+    )
     check_chats(made)
     return made if asked.request_rate is None else _with_load(made, asked, held)
 

@@ -30,13 +30,13 @@ def _card(name: str, mebibytes: int, gb_per_s: float, tflops: float) -> Card:
 
 # Memory as the driver reports it, which is less than the box says (error correction takes a
 # sixteenth of GDDR6). Bandwidth and dense bf16 (half of the figures "with sparsity") are from
-# the makers' data sheets.
+# the makers' data sheets; B200's bandwidth from its bus, 7,680 bits at 2 x 3,996 MHz.
 CARDS = {
     "h100": _card("H100 SXM 80 GB", 81_559, 3_350, 989),
     "h100-pcie": _card("H100 PCIe 80 GB", 81_559, 2_000, 756),
     "h100-nvl": _card("H100 NVL 94 GB", 95_830, 3_900, 835),
     "h200": _card("H200 SXM 141 GB", 143_771, 4_800, 989),
-    "b200": _card("B200 180 GB", 183_359, 8_000, 2_250),
+    "b200": _card("B200 180 GB", 183_359, 7_672, 2_250),
     "a100-80gb": _card("A100 SXM 80 GB", 81_920, 2_039, 312),
     "a100-40gb": _card("A100 SXM 40 GB", 40_960, 1_555, 312),
     "l40s": _card("L40S 48 GB", 46_068, 864, 362),

@@ -167,6 +167,7 @@ def _load_title(load: Load) -> str:
 
 def _load(plan: Plan, load: Load, fleet: Fleet) -> list[Row]:
     rows = [
+        ("places, each replica", f"{load.max_num_seqs:,}", _places(plan)),
         (
             "decode demanded",
             f"{fleet.decode_tokens_per_s:,.0f} tokens/s",
@@ -185,6 +186,15 @@ def _load(plan: Plan, load: Load, fleet: Fleet) -> list[Row]:
         rows.append(_prefill(plan, load))
     rows += _ttft(load, fleet)
     return rows
+
+
+def _places(plan: Plan) -> str:
+    if plan.max_num_seqs_given:
+        return "as given with --max-num-seqs; the tokens/s have to be measured with as many"
+    return (
+        "assumed as suggested above, since --max-num-seqs was not given: the waits below hold for "
+        "tokens/s measured with as many"
+    )
 
 
 def _prefill(plan: Plan, load: Load) -> Row:
@@ -254,6 +264,11 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield (
             f"Prompts are the larger part of this load: they alone ask for "
             f"{plan.fleet.prefill_replicas:,} replicas."
+        )
+    if capacity.settings.on_kernels:
+        yield (
+            "In bfloat16 as the CPU's own kernels hold them. Without AVX2, or without a C++ "
+            "compiler at the first start, a worker computes in float32: --dtype float32."
         )
     if capacity.card.is_host:
         yield "Of this computer's memory, what is free now counts; a started worker measures anew."

@@ -17,6 +17,7 @@ class Plan:
     """`chat_len` counts prompt and answer; `chats` were asked to run at once.
 
     prefill_measured    the load's prefill speed was given, not computed
+    max_num_seqs_given  else it is the suggested one, which a load's waits then assume
     """
 
     model: str
@@ -27,6 +28,7 @@ class Plan:
     load: Load | None = None
     fleet: Fleet | None = None
     prefill_measured: bool = True
+    max_num_seqs_given: bool = True
 
     @property
     def lengths(self) -> list[int]:
@@ -85,6 +87,7 @@ def numbers_of(plan: Plan) -> Mapping[str, Any]:
         "chats_at_once": {str(n): capacity.chats_at_once(n) for n in plan.lengths},
         "suggested_max_num_seqs": capacity.suggested_max_num_seqs(plan.chat_len),
         "max_num_seqs": plan.max_num_seqs,
+        "max_num_seqs_given": plan.max_num_seqs_given,
         "kv_outweighs_weights_from_tokens": capacity.weights_equal_tokens,
         "kv_outweighs_weights_from_chat_len": -(
             -capacity.weights_equal_tokens // plan.max_num_seqs

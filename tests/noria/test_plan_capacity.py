@@ -123,6 +123,15 @@ def test_blocks_fill_the_memory_beside_the_null_block(per_token, size, total):
     assert blocks_of(size * blocks, size) == blocks
 
 
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_cards_hold_about_what_their_names_say(card):
+    """Between a sixteenth less of the binary size and the decimal one as the box has it."""
+    named = int(card.name.split()[-2])
+    assert 0.93 * named * 1e9 < card.memory < 1.08 * named * 1e9
+    assert 100e9 < card.bandwidth < 10e12
+    assert 100e12 < card.flops < 3e15
+
+
 def test_an_unknown_card_is_told_those_that_are_known():
     with pytest.raises(ValueError, match=r"'h900' is not known.*h100.*--memory"):
         named_card("h900")

@@ -20,6 +20,13 @@ GEMMA = {
     "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
     "max_position_embeddings": 32768,
 }  # fmt: skip
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"], "vocab_size": 152064, "hidden_size": 3584,
+    "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 1000000.0,
+    "sliding_window": 131072, "max_window_layers": 28, "use_sliding_window": False,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
 LOAD = ("--request-rate", "2", "--input-len", "1000", "--output-len", "500")
 
 
@@ -62,6 +69,20 @@ def test_a_load_gives_replicas_and_apart_from_them_the_ttft(run):
     assert "replicas" in told
 
 
+def test_places_that_were_assumed_are_said_to_be(run):
+    options = ("--card", "h100", *LOAD, "--tokens-per-s", "500")
+    made = json.loads(run(*options, "--json").output)
+    assert made["max_num_seqs"] == made["suggested_max_num_seqs"]
+    assert not made["max_num_seqs_given"]
+    told = " ".join(run(*options).output.split())
+    assert f"places, each replica {made['max_num_seqs']:,} assumed as suggested above" in told
+    given = (*options, "--max-num-seqs", "7")
+    assert json.loads(run(*given, "--json").output)["max_num_seqs_given"]
+    told = " ".join(run(*given).output.split())
+    assert "places, each replica 7 as given with --max-num-seqs" in told
+    assert "assumed" not in told
+
+
 def test_without_a_known_speed_the_ttft_is_asked_for_not_invented(run):
     options = ("--memory", "80GiB", *LOAD, "--tokens-per-s", "500")
     assert "--prefill-tokens-per-s" in run(*options).output
@@ -79,6 +100,33 @@ def test_this_computer_is_the_card_if_none_is_named(run):
     small = {**GEMMA, "vocab_size": 1000}
     assert "this computer" in run(config=small).output
     assert json.loads(run("--json", config=small).output)["dtype"] == "float32"
+
+
+def test_the_known_models_keep_the_known_bytes(run):
+    """OPT-13B: 800 KiB a token, 52.4 GB for 32 chats of 2,000; Qwen2.5-7B: 57,344 a token."""
+    made = json.loads(run("--card", "b200", "--chats", "32", "--json").output)
+    assert (made["kv_bytes_per_token"], made["chats_kv_bytes"]) == (819_200, 52_428_800_000)
+    made = json.loads(run("--card", "h100", "--json", config=QWEN).output)
+    assert (made["kv_bytes_per_token"], made["num_parameters"]) == (57_344, 7_615_616_512)
+    told = run("--card", "h100", config=QWEN).output
+    assert "57,344 bytes" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope_scaling.rope_type = 'dynamic'",
+        ),
+        ({"_own_field": 1}, "_own_field = 1"),
+    ],
+)
+def test_what_a_worker_would_refuse_is_refused_in_its_words(run, change, named):
+    result = run("--card", "h100", config=QWEN | change)
+    assert result.exit_code != 0
+    assert named in result.output
 
 
 @pytest.mark.parametrize(
