@@ -19,7 +19,9 @@ from noria.service.server import RunningServer, running_server
 from noria.service.tasks import keep_running
 from noria.service.tls_files import opened
 from noria.service.tls_watch import TlsWatch
-from noria.v1 import chat_pb2, chat_pb2_grpc
+from noria.v1 import admin_pb2_grpc, chat_pb2, chat_pb2_grpc
+from router import admin_servicer
+from router.admin_servicer import AdminServicer
 from router.auth import ApiKey, Keys, Metadata, Tenant, carries_key
 from router.bookkeeping import Bookkeeping
 from router.calls import Admission, Calls
@@ -28,6 +30,7 @@ from router.config import RouterConfig
 from router.connection import background
 from router.dispatch import Dispatcher
 from router.exchange import exchange
+from router.key_admin import KeyAdmin
 from router.key_cache import KeyCache
 from router.keys_file import KeysFile
 from router.ledger.prices import Prices, read_prices
@@ -54,7 +57,7 @@ from router.usage import UsageReports
 from router.worker_session import WorkerSession
 from router.worker_state import SilenceLimits
 
-SERVICE_NAME = "noria.v1.ChatService"
+SERVICE_NAMES = ("noria.v1.ChatService", admin_servicer.SERVICE_NAME)
 # All services but those that gRPC itself defines: health and reflection.
 _ASKS_FOR_KEYS = "/noria.v1."
 
@@ -115,7 +118,10 @@ class Router:
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
         self._tokenizers = self._new_tokenizers()
+        self._calls = self._new_calls()
         self._servicer = self._new_servicer(seed_source)
+        key_admin = KeyAdmin(store.keys, self._keys, time.time, log)
+        self._admin = AdminServicer(key_admin, self._calls)
         self._loops = self._new_loops(keys_file)
         self._listen()
 
@@ -186,8 +192,9 @@ class Router:
         return GuardedRequests(MAX_CHAT_BYTES, refusal)
 
     def add_services(self, server: grpc.aio.Server) -> None:
-        """Register what clients call."""
+        """Register what clients and operators call."""
         chat_pb2_grpc.add_ChatServiceServicer_to_server(self._servicer, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
 
     @contextlib.asynccontextmanager
     async def running(self, server: RunningServer) -> AsyncIterator[None]:
@@ -274,7 +281,7 @@ class Router:
             ledger=self._books.ledger,
         )
         usage = UsageReports(self._store.ledger)
-        return ChatServicer(chats, self._new_calls(), self._exchange.elsewhere, usage)
+        return ChatServicer(chats, self._calls, self._exchange.elsewhere, usage)
 
     def _new_calls(self) -> Calls:
         return Calls(
@@ -379,7 +386,7 @@ async def _serving(router: Router, config: RouterConfig) -> AsyncIterator[None]:
     ageing = connection_age(config.max_connection_age_s)
     async with running_server(
         router.add_services,
-        [SERVICE_NAME],
+        SERVICE_NAMES,
         config.listen,
         options=ageing,
         guard=router.guard(),

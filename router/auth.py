@@ -45,8 +45,16 @@ class Tenant:
     def check_method(self, method: str) -> None:
         """Raises METHOD_FORBIDDEN."""
         if self.methods is not None and method not in self.methods:
-            problem = f"the API key may not call {method}"
-            raise RequestError(Reason.METHOD_FORBIDDEN, problem)
+            raise _forbidden(method)
+
+    def check_admin(self, method: str) -> None:
+        """Raises METHOD_FORBIDDEN."""
+        if not self.admin:
+            raise _forbidden(method)
+
+
+def _forbidden(method: str) -> RequestError:
+    return RequestError(Reason.METHOD_FORBIDDEN, f"the API key may not call {method}")
 
 
 @dataclass(frozen=True, slots=True)

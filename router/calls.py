@@ -78,15 +78,25 @@ class Calls:
         """Who makes a lookup. Raises INVALID_KEY, METHOD_FORBIDDEN, STORE_UNAVAILABLE: a log line
         and a counter.
         """
+        key = await self._looking_up(method, context, lambda key: key.tenant.check_method(method))
+        return key.tenant
+
+    async def authenticate_admin(self, method: str, context: Context) -> ApiKey:
+        """Whose key administers; the same errors."""
+        return await self._looking_up(method, context, lambda key: key.tenant.check_admin(method))
+
+    async def _looking_up(
+        self, method: str, context: Context, check: Callable[[ApiKey], None]
+    ) -> ApiKey:
         try:
             key = await self._key(context)
-            key.tenant.check_method(method)
+            check(key)
         except RequestError as error:
             trace_id = trace_of(_metadata(context)).trace_id
             self._log.info("lookup_refused", method=method, outcome=error.reason, trace_id=trace_id)
             self._on_refused(method, error.reason)
             raise
-        return key.tenant
+        return key
 
     async def serve(self, method: str, context: Context, work: Work) -> None:
         """Run one request from its id to its log line; an error becomes its status.

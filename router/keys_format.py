@@ -18,7 +18,7 @@ from router.tenant_limits import LIMIT_FIELDS, TenantLimits
 
 MAX_BYTES = 16 * 1024 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST_OF_NOTHING = sha256(b"").hexdigest()
 _TENANT_FIELDS = (
     "name", "models", "methods", "priority_ceiling", "cache_group", "admin", *LIMIT_FIELDS, "keys",
@@ -135,7 +135,7 @@ def _headers(text: str, below: str) -> Iterator[int | None]:
 def _tenant(table: _Table, methods: frozenset[str]) -> Tenant:
     table.check_names(_TENANT_FIELDS)
     name = table.get("name", str, "")
-    if not _TENANT_NAME.fullmatch(name):
+    if not TENANT_NAME.fullmatch(name):
         raise table.fail("name: 1 to 64 letters, digits, '.', '_' or '-' are needed")
     allowed = table.names("methods")
     if allowed is not None and not allowed <= methods:

@@ -20,6 +20,7 @@ from noria.service.metrics import (
     gauge,
     gauges,
 )
+from noria.v1 import admin_pb2
 from router.limit_sharing import SharingFigures
 from router.record import RequestRecord
 from router.timeline import Phase
@@ -31,7 +32,10 @@ _MAX_MODELS = 32
 # Methods whose calls have a record, and those among them that generate.
 _GENERATING = ("StreamChat", "Chat", "StreamCompletion", "Completion")
 _METHODS = (*_GENERATING, "CountTokens", "EstimateChat")
-_LOOKUPS = ("GetRequest", "CancelRequest", "ListModels", "GetUsage")
+_LOOKUPS = (
+    *("GetRequest", "CancelRequest", "ListModels", "GetUsage"),
+    *admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods_by_name,
+)
 _RATIO_BUCKETS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
 _KEY_REASONS = (Reason.INVALID_KEY, Reason.METHOD_FORBIDDEN, Reason.STORE_UNAVAILABLE)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from noria.cli.keys import new_key
 from noria.cli.options import stack_options
 from noria.cli.stack import RunningStack
 from noria.cli.terminal import one_line, tell, write_piece
 from noria.cli.up import prepare, run_stack
 from noria.client.async_client import AsyncClient
 from noria.client.errors import NoriaError
+from noria.service.api_key import new_key
 
 QUESTION = "Is a tomato a fruit?"
 # As shells tell of a program that SIGINT ended.

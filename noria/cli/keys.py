@@ -5,17 +5,14 @@ tenants may be added there by hand.
 """
 
 import contextlib
-import hashlib
 import os
-import secrets
 import tempfile
 from pathlib import Path
 
 from noria.client.connection import KEY_FILE, config_dir
+from noria.service.api_key import key_sha256, new_key
 
 KEYS_FILE = "keys.toml"
-_PREFIX = "noria-"
-_RANDOM_BYTES = 32
 _KEYS_TOML = """\
 # Who may call: read again whenever it changes. Keys stand here as SHA-256 in hex alone.
 [[tenants]]
@@ -25,16 +22,6 @@ name = "default"
 sha256 = "{digest}"
 label = "made by noria up"
 """
-
-
-def key_sha256(key: str) -> str:
-    """The key's SHA-256 in hex: all that a router is told of it."""
-    return hashlib.sha256(key.encode("ascii")).hexdigest()
-
-
-def new_key() -> str:
-    """A key nobody has yet."""
-    return f"{_PREFIX}{secrets.token_urlsafe(_RANDOM_BYTES)}"
 
 
 def ensure_key() -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from noria.cli.keys import ensure_key, ensure_keys_file, key_sha256
+from noria.cli.keys import ensure_key, ensure_keys_file
 from noria.cli.model_source import ModelSource, ModelSourceError, resolve_model
 from noria.cli.options import models_options, worker_flags
 from noria.cli.progress import EventPrinter, start_view
@@ -30,6 +30,7 @@ from noria.cli.served_models import NamesError, ServedModel, own_names, served_m
 from noria.cli.stack import HOST, RunningStack, StackPlan, missing_packages, running_stack
 from noria.cli.supervisor import ChildDiedError, Event, StopRule, unless_died
 from noria.cli.terminal import best_effort, tell
+from noria.service.api_key import key_sha256
 
 DEFAULT_PORT = 50051
 FIRST_METRICS_PORT = 9464

@@ -50,6 +50,10 @@ MAX_CHOICES = 16
 MAX_MODEL_NAME_BYTES = 256
 # Size of a request id in UTF-8.
 MAX_REQUEST_ID_BYTES = 128
+# Size of a key's label in UTF-8.
+MAX_KEY_LABEL_BYTES = 64
+# Names in a tenant's list of models.
+MAX_SCOPE_NAMES = 256
 # The highest priority; a key's ceiling may be lower.
 MAX_PRIORITY = 100
 # The lowest priority.

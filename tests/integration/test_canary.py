@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from noria import AsyncClient, NoriaError
-from noria.cli.keys import key_sha256
 from noria.client.connection import key_metadata
+from noria.service.api_key import key_sha256
 from noria.v1 import chat_pb2, chat_pb2_grpc, common_pb2
 from tests.support.processes import address, fleet
 from tokenizer_svc.chat_encoder import ChatMessage

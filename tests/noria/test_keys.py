@@ -7,8 +7,9 @@ import tomllib
 
 import pytest
 
-from noria.cli.keys import KEYS_FILE, ensure_key, ensure_keys_file, key_sha256
+from noria.cli.keys import KEYS_FILE, ensure_key, ensure_keys_file
 from noria.client.connection import find_api_key
+from noria.service.api_key import key_sha256
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from noria.cli import stack, up
-from noria.cli.keys import key_sha256
 from noria.cli.main import main
 from noria.cli.options import worker_flags
 from noria.cli.served_models import ServedModel
 from noria.cli.stack import StackPlan, backend_specs, router_spec
+from noria.service.api_key import key_sha256
 
 PLAN = StackPlan((ServedModel(Path("/m/x.gguf"), "x"),), key_sha256("secret"), 50051)
 
