@@ -1,6 +1,7 @@
 """A real server that speaks Redis's protocol, on loopback, for one test or for all of them."""
 
 import contextlib
+import random
 import signal
 import socket
 import subprocess
@@ -98,9 +99,12 @@ def _answers(client: Redis) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that nobody is given meanwhile who asks for any: below those that Linux hands out."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
