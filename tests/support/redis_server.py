@@ -76,7 +76,7 @@ class RedisServer:
     def everything(self) -> str:
         """All names and values in it, as text."""
         with self.client() as client:
-            return "\n".join(f"{name} {_value(client, name)}" for name in client.scan_iter())
+            return "\n".join(f"{name} {_value(client, name)!r}" for name in client.scan_iter())
 
 
 def _value(client: Redis, name: str) -> object:
