@@ -25,6 +25,7 @@ from router.keys_format import KeysFormatError
 from router.ledger.prices import PricesError
 from router.store.base import CALL_TIMEOUT_S, StoreURLError
 from router.store.ledger_store import KEPT
+from router.tracing import TracingMissingError
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NORIA_ROUTER", "show_default": True})
@@ -64,6 +65,8 @@ from router.store.ledger_store import KEPT
 @click.option("--default-deadline-s", default=DEFAULT_DEADLINE_S, help="Of a call without one.")
 @click.option("--drain-grace-s", default=60.0, help="For streams to finish after SIGTERM.")
 @click.option("--max-connection-age-s", default=300.0, help="Then a client looks for routers anew.")
+@click.option("--otlp-endpoint", default="", help="Collector for spans, http://HOST:4318.")
+@click.option("--otlp-sample-ratio", default=1.0, help="Of traces that begin here.")
 @server_tls_flags
 @client_tls_flags
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The least told.")
@@ -84,7 +87,7 @@ def main(parent_pid: int | None, log_level: str, **options: Any) -> None:
         raise click.ClickException(f"keys-file: {error}") from error
     except PricesError as error:
         raise click.ClickException(f"prices-file: {error}") from error
-    except (StoreURLError, TlsFileError) as error:
+    except (StoreURLError, TlsFileError, TracingMissingError) as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
         raise click.ClickException(str(error)) from error

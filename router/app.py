@@ -53,6 +53,7 @@ from router.store.ledger_store import Retention
 from router.store.opened import Store, open_store
 from router.token_stream import TokenStream
 from router.tokenizers import Tokenizers
+from router.tracing import new_tracing
 from router.usage import UsageReports
 from router.worker_session import WorkerSession
 from router.worker_state import SilenceLimits
@@ -100,6 +101,7 @@ class Router:
         self._clock = clock
         self._log = log
         self._instance_id = secrets.token_hex(4)
+        self._tracing = new_tracing(config, self._instance_id, self._metrics.on_spans, log)
         self._live = LiveRequests(clock)
         self._books = Bookkeeping(
             self._instance_id, store, prices,
@@ -210,6 +212,7 @@ class Router:
         # The ledger outlives the sessions, whose end is an end for what they still held.
         async with (
             watch.running(self.metrics_registry),
+            self._tracing.running(),
             self._tokenizers.encoding(),
             self._store.running(self._log),
             self._books.running(),
@@ -290,6 +293,7 @@ class Router:
             self._live,
             new_request_id=lambda: new_request_id(self._instance_id),
             default_deadline_s=self._config.default_deadline_s,
+            begin_trace=self._tracing.begin,
             on_end=self._on_end,
             on_late=self._metrics.on_late,
             on_refused=self._metrics.on_refused,
@@ -314,6 +318,7 @@ class Router:
 
     def _on_end(self, record: RequestRecord) -> None:
         self._metrics.on_end(record)
+        self._tracing.on_end(record)
         self._exchange.keep(record)
 
     def _end_revoked(self, key_ids: frozenset[str]) -> None:
@@ -364,7 +369,8 @@ async def running_router(
 
     Raises OSError if the address cannot be bound, KeysFormatError for an unusable keys file,
     StoreURLError for an unusable URL of Redis, TlsFileError for unusable certificates,
-    PricesError for an unusable file of prices.
+    PricesError for an unusable file of prices, TracingMissingError for a collector without its
+    packages.
     """
     log = log or structlog.get_logger(service="router")
     keys_file = _keys_file(config)

@@ -41,6 +41,7 @@ class Admission:
 class Calls:
     """Runs calls. `new_request_id` makes an id no two requests share.
 
+    `begin_trace` says which trace a request belongs to.
     `on_end` hears of each record when it is over, `on_late` of tokens that a worker computed
     for it all the same, `on_refused` of each lookup (GetRequest,
     CancelRequest, ListModels: they have no record) whose key may not call: method and reason.
@@ -58,6 +59,7 @@ class Calls:
         on_end: Callable[[RequestRecord], None],
         on_late: Callable[[RequestRecord, int], None],
         on_refused: Callable[[str, Reason], None],
+        begin_trace: Callable[[Metadata], TraceContext] = trace_of,
         clock: Callable[[], float],
         log: structlog.typing.FilteringBoundLogger,
         wall_clock: Callable[[], float] = time.time,
@@ -70,6 +72,7 @@ class Calls:
         self._on_end = on_end
         self._on_late = on_late
         self._on_refused = on_refused
+        self._begin_trace = begin_trace
         self._clock = clock
         self._log = log
         self._wall_clock = wall_clock
@@ -104,7 +107,7 @@ class Calls:
         Its timeline travels as trailing metadata, whatever becomes of it, once its key is
         known.
         """
-        trace = trace_of(_metadata(context))
+        trace = self._begin_trace(_metadata(context))
         record = self._new_record(method, trace)
         failure: RequestError | None = None
         try:
@@ -142,7 +145,7 @@ class Calls:
             accepted_unix_us=int(self._wall_clock() * 1e6),
             on_late=self._on_late,
             method=method,
-            trace_id=trace.trace_id,
+            trace=trace,
         )
 
     async def _run(
@@ -174,7 +177,7 @@ class Calls:
         self._log.error(
             "defect",
             request_id=record.request_id,
-            trace_id=record.trace_id,
+            trace_id=record.trace.trace_id,
             error=type(error).__name__,
             where=places_of(error),
         )

@@ -42,6 +42,8 @@ class RouterConfig:
     `worker_patience_s` how long queued ones wait for a model's last worker.
     A worker's load counts for `load_ttl_s`; a step is a stall from `stall_min_s` on at the
     earliest. A client's connection is renewed after `max_connection_age_s`, its streams stay.
+    Spans of sampled requests go to the collector at `otlp_endpoint` (empty: nowhere); of those
+    whose caller says nothing of sampling, `otlp_sample_ratio` are sampled.
     `tls` is for clients, `peer_tls` for the way to tokenizers and workers; None: no TLS.
     Raises ValueError for a value out of range.
     """
@@ -72,10 +74,16 @@ class RouterConfig:
     load_ttl_s: float = LOAD_TTL_S
     stall_min_s: float = STALL_MIN_S
     max_connection_age_s: float = 300.0
+    otlp_endpoint: str = ""
+    otlp_sample_ratio: float = 1.0
     tls: TlsFiles | None = None
     peer_tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
+        if not 0 <= self.otlp_sample_ratio <= 1:
+            raise ValueError(f"otlp-sample-ratio: {self.otlp_sample_ratio}; from 0 to 1")
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError("otlp-endpoint: http://HOST:PORT or https://HOST:PORT is needed")
         self._check_keys()
         for flag, addresses in (("tokenizer", self.tokenizers), ("worker", self.workers)):
             if not addresses:

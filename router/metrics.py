@@ -117,6 +117,14 @@ class RouterMetrics:
             buckets=_RATIO_BUCKETS,
             registry=registry,
         )
+        self._spans = Counter(
+            "noria_trace_spans",
+            "Spans of requests' traces: exported, failed, or dropped since too many waited.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("exported", "failed", "dropped"):
+            self._spans.labels(outcome)
         registry.register(LiveCollector(self._live))
 
     def on_end(self, record: RequestRecord) -> None:
@@ -139,6 +147,10 @@ class RouterMetrics:
     def on_refused(self, method: str, reason: Reason) -> None:
         """Count a lookup whose key may not make it."""
         self._refused.labels(method, str(reason)).inc()
+
+    def on_spans(self, outcome: str, count: int) -> None:
+        """Count spans by what became of them; on any thread."""
+        self._spans.labels(outcome).inc(count)
 
     def _observe(self, record: RequestRecord, model: str) -> None:
         total_us, phases = record.timeline.read()

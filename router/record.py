@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from noria.reasons import Reason
+from noria.service.trace import NO_TRACE, TraceContext
 from router.events import AnswerUsage, StopReason
 from router.ledger.account import RequestAccount
 from router.timeline import Phase, Reported, Timeline
@@ -61,7 +62,7 @@ class RequestRecord:
     accepted_unix_us: int = 0
     on_late: "Callable[[RequestRecord, int], None]" = _ignore
     method: str = ""
-    trace_id: str = ""
+    trace: TraceContext = NO_TRACE
     tenant: str = ""
     key_id: str = ""
     model: str = ""
@@ -207,7 +208,7 @@ class RequestRecord:
         first = {} if self.first_delta_us is None else {"first_delta_ms": self.first_delta_us / 1e3}
         return {
             "request_id": self.request_id,
-            "trace_id": self.trace_id,
+            "trace_id": self.trace.trace_id,
             "method": self.method,
             "outcome": "SERVED" if self.reason is None else self.reason.value,
             "tenant": self.tenant,

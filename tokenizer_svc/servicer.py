@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
+import structlog
 from prometheus_client.registry import CollectorRegistry
 
 from noria.reasons import Reason, RequestError
 from noria.service.errors import AbortableContext, abort
+from noria.service.trace import Metadata, trace_of
 from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.decode_session import serve_session
 from tokenizer_svc.decode_slots import DecodeSlots
@@ -27,6 +29,12 @@ UnaryContext = grpc.aio.ServicerContext[Any, Any]
 SessionContext = grpc.aio.ServicerContext[
     tokenizer_pb2.DecodeSessionRequest, tokenizer_pb2.DecodeSessionResponse
 ]
+
+
+class CallContext(AbortableContext, Protocol):
+    """The part of a grpc.aio servicer context that a call needs to be answered."""
+
+    def invocation_metadata(self) -> Metadata | None: ...
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
@@ -151,7 +159,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             self._sessions.discard(slots)
 
     @contextlib.asynccontextmanager
-    async def _counted(self, context: AbortableContext) -> AsyncIterator[TextService]:
+    async def _counted(self, context: CallContext) -> AsyncIterator[TextService]:
         """`_answering` for a call that has one answer, which draining waits for."""
         self._num_calls += 1
         try:
@@ -161,7 +169,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             self._num_calls -= 1
 
     @contextlib.asynccontextmanager
-    async def _answering(self, context: AbortableContext) -> AsyncIterator[TextService]:
+    async def _answering(self, context: CallContext) -> AsyncIterator[TextService]:
         """The text service, once it is loaded; what is raised becomes the call's status."""
         text = await asyncio.shield(self._ready)
         try:
@@ -169,7 +177,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         except RequestError as error:
             await abort(context, error)
         except Exception as error:
-            self._on_failure(error)
+            trace_id = trace_of(context.invocation_metadata() or ()).trace_id
+            with structlog.contextvars.bound_contextvars(trace_id=trace_id):
+                self._on_failure(error)
             await abort(context, RequestError(Reason.INTERNAL, "a defect in the tokenizer service"))
 
     def _encoded_us(self, started: float, num_ids: int) -> int:

@@ -154,7 +154,8 @@ async def running_worker(
 
     def on_output(output: EngineOutput) -> None:
         if output.failure is not None:
-            on_failure(output.failure)
+            with structlog.contextvars.bound_contextvars(trace_ids=_failed_traces(output)):
+                on_failure(output.failure)
         loop.call_soon_threadsafe(worker.deliver, output)
 
     thread = EngineThread(build, on_output)
@@ -175,6 +176,12 @@ async def running_worker(
                 yield worker
         finally:
             watch.cancel()
+
+
+def _failed_traces(output: EngineOutput) -> list[str]:
+    """Whose requests a failure has ended."""
+    failed = {ended.sequence.trace_id for ended in output.ended if ended.failure}
+    return sorted(failed - {""})
 
 
 @contextlib.asynccontextmanager

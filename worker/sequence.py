@@ -108,6 +108,7 @@ class Sequence:
     ids came with it from elsewhere. `token_counts` are kept where a penalty needs them.
     `matcher` knows where the output stands in its grammar, once that is compiled.
     `siblings` are the request's further choices, known to the first of them alone.
+    `trace_id` is for log lines.
     `scores_prompt`: it tells how likely its prompt's tokens are; `num_scored_tokens` leading
     positions have done so for the tokens after them, once and for all.
     """
@@ -121,6 +122,7 @@ class Sequence:
     choice: int = 0
     deadline: float | None = None
     trace_steps: bool = False
+    trace_id: str = ""
     cache_salt: bytes = b""
     num_given_tokens: int = 0
     siblings: Ids["Sequence"] = ()

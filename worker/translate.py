@@ -4,6 +4,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
 from noria.service.limits import MAX_CACHE_SALT_BYTES, MAX_CHOICES, MAX_PROMPT_LOGPROBS
+from noria.service.trace import trace_id_of
 from noria.v1 import common_pb2, worker_pb2
 from worker.accounting import Work
 from worker.engine_output import Account, Ended
@@ -42,6 +43,7 @@ def sequence_from(
     scores_prompt = sampling.prompt_logprobs is not None and not any(
         output.ids for output in submit.outputs
     )
+    trace_id = trace_id_of(submit.traceparent)
     deadline = now + submit.deadline_ms / 1000 if submit.HasField("deadline_ms") else None
 
     def choice(index: int, siblings: Ids[Sequence] = ()) -> Sequence:
@@ -60,6 +62,7 @@ def sequence_from(
             choice=index,
             deadline=deadline,
             trace_steps=submit.trace_steps,
+            trace_id=trace_id,
             siblings=siblings,
             scores_prompt=scores_prompt and index == 0,
         )

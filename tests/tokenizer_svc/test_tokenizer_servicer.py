@@ -5,6 +5,7 @@ import contextlib
 
 import grpc
 import pytest
+import structlog
 from google.rpc import error_details_pb2, status_pb2
 
 from noria.reasons import RequestError
@@ -13,7 +14,7 @@ from noria.service.errors import DETAILS_KEY
 from noria.v1 import chat_pb2, tokenizer_pb2
 from tests.support.tokenizer_client import chat_spec, decode_client, encode_chat, tokenizer_stub
 from tests.support.vocabularies import vocabulary_of
-from tokenizer_svc import decode_session
+from tokenizer_svc import decode_session, servicer
 from tokenizer_svc.app import running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.decode_session import IDS_PER_TURN, serve_session
@@ -295,3 +296,26 @@ async def test_bytes_that_are_no_message_end_their_session_with_a_reason(golden_
 async def to_its_end(call):
     while await call.read() is not grpc.aio.EOF:
         pass
+
+
+async def test_a_defect_is_told_with_the_callers_trace(golden_model, monkeypatch):
+    """And without what the exception says."""
+    told = []
+
+    def fail(error):
+        told.append(structlog.contextvars.get_contextvars())
+
+    def broken(request):
+        raise RuntimeError
+
+    monkeypatch.setattr(servicer, "chat_messages", broken)
+    config = TokenizerConfig(golden_model, "golden", "127.0.0.1:0")
+    async with running_tokenizer(config, on_failure=fail) as tokenizer:
+        await tokenizer.ready()
+        async with tokenizer_stub(tokenizer.address) as stub:
+            metadata = (("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),)
+            code, reason, _ = await refused(
+                stub.EncodeChat(tokenizer_pb2.EncodeChatRequest(), metadata=metadata)
+            )
+    assert (code, reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert told == [{"trace_id": "a" * 32}]

@@ -4,6 +4,7 @@ import asyncio
 
 import grpc
 import pytest
+import structlog
 
 from noria.service.channel import CLIENT_OPTIONS
 from noria.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -159,16 +160,20 @@ async def test_a_batch_that_raises_fails_only_its_own_and_the_worker_goes_on(con
         {"prompt_token_ids": [5], "output_token_ids": [40, 41], "faults": {"1": {"kind": "raise"}}}
     ]
     failures = []
-    async with running_worker(config(scripts), on_failure=failures.append) as worker:
+
+    def fail(failure):
+        failures.append(structlog.contextvars.get_contextvars())
+
+    async with running_worker(config(scripts), on_failure=fail) as worker:
         facts = await worker.ready()
         async with worker_client(worker.address) as client:
-            number = await client.submit([5], 10)
+            number = await client.submit([5], 10, traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
             await client.finished(number)
             assert client.terminals[number].refused.code == worker_pb2.REFUSAL_CODE_INTERNAL
             assert client.ids[number] == [40]
             assert len(await client.generate([6], 4)) == 4
         assert is_empty(facts.scheduler)
-    assert len(failures) == 1
+    assert failures == [{"trace_ids": ["a" * 32]}]
 
 
 async def test_a_deadline_ends_running_work(config):
