@@ -217,6 +217,7 @@ class Router:
             self._store.running(self._log),
             self._books.running(),
             self._sharing.running() if self._sharing else contextlib.nullcontext(),
+            self._exchange.running(),
             background(kept),
         ):
             yield

@@ -1,6 +1,7 @@
 """Requests of other routers, looked up and cancelled; and what others want of this one's."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from router.peers import Answer, Lookups, Question, Wish
 from router.record import RequestRecord
 from router.store.base import LeaseStore
 from router.store.opened import Shared
+
+_FLUSH_S = 1.0
 
 
 class Elsewhere(Protocol):
@@ -44,6 +47,13 @@ class Exchange:
                 keeper.keep(_stored(record))
 
         record.account.when_settled(keep_late)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """What is kept inside the block is left before it ends, if it takes a second at most."""
+        yield
+        if self.keeper is not None:
+            await self.keeper.flush(_FLUSH_S)
 
 
 def exchange(

@@ -1,6 +1,7 @@
 """Leaves records of ended requests where other routers find them, beside the requests' way."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -51,6 +52,13 @@ class RecordKeeper:
             await self._news.wait()
             if not await self.put_batch():
                 await asyncio.sleep(_PAUSE_S)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Leave what waits, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._waiting and await self.put_batch():
+                    pass
 
     async def put_batch(self) -> bool:
         """Leave the oldest; whether the store took them."""
