@@ -23,6 +23,7 @@ from router.app import Router, running_router
 from router.config import RouterConfig
 from router.keys_format import KeysFormatError
 from router.ledger.prices import PricesError
+from router.ledger.sweeper import LEASE_S
 from router.store.base import CALL_TIMEOUT_S, StoreURLError
 from router.store.ledger_store import KEPT
 from router.tracing import TracingMissingError
@@ -56,6 +57,7 @@ from router.tracing import TracingMissingError
 @click.option(
     "--keys-max-age-s", default=3600.0, help="Keys of a Redis that went away hold so long."
 )
+@click.option("--lease-s", default=LEASE_S, help="Silent for so long, a router is gone to others.")
 @click.option("--prices-file", type=click.Path(path_type=Path), help="Of tokens, see below.")
 @click.option("--usage-row-days", default=KEPT.row_days, help="Keep what each request used.")
 @click.option("--usage-days", default=KEPT.total_days, help="Keep what each day's requests used.")
