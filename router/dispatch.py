@@ -92,7 +92,13 @@ class Dispatcher:
         if stream is None:
             return False
         generation = stream.generation
-        need = Need(permit.tokens, generation.price, generation.num_choices)
+        need = Need(
+            permit.tokens,
+            generation.price,
+            generation.num_choices,
+            generation.priority,
+            has_grammar=generation.sampling.grammar is not None,
+        )
         untried = [worker for worker in workers if worker not in stream.failed_at]
         choice = pick_worker(untried or workers, need, now)
         if choice is None:
@@ -109,17 +115,21 @@ class Dispatcher:
         if head.blocked_since is None:
             head.blocked_since = now
         if now - head.blocked_since >= OVERTAKING_S:
-            workers = _all_but_keeper(workers, now)
-        if not any(has_room(worker, 1, now) for worker in workers):
+            workers = _all_but_keeper(workers, head.priority, now)
+        # None behind the head is of a higher priority than it.
+        least = Need(1, 1, priority=head.priority)
+        if not any(has_room(worker, least, now) for worker in workers):
             return
         for permit in self._queue.behind(head, _OVERTAKERS):
             if permit.tokens < head.tokens:
                 self._place(permit, workers, now)
 
 
-def _all_but_keeper(workers: Sequence[WorkerState], now: float) -> list[WorkerState]:
+def _all_but_keeper(workers: Sequence[WorkerState], priority: int, now: float) -> list[WorkerState]:
     """Without the worker that will have room for the head first, by its spare blocks."""
-    keeper = max(workers, key=lambda w: (not w.is_stalled(now), spare_blocks(w)), default=None)
+    keeper = max(
+        workers, key=lambda w: (not w.is_stalled(now), spare_blocks(w, priority)), default=None
+    )
     return [worker for worker in workers if worker is not keeper]
 
 

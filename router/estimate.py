@@ -48,7 +48,7 @@ async def estimate(chats: Chats, call: Call, chat: GenerationInput, result: Esti
         await chats.limiter.take(hold, replace(ask, needed=tokens, wanted=tokens, dry_run=True))
     chats.queue.check_tokens(result.input_tokens)
     result.queue_position = chats.queue.position_of_next(limits.model, chat.priority)
-    _route(result, chats, limits.model, chat.num_choices)
+    _route(result, chats, limits.model, chat)
 
 
 def _price(result: Estimate, chat: GenerationInput, limits: ModelLimits) -> None:
@@ -58,8 +58,14 @@ def _price(result: Estimate, chat: GenerationInput, limits: ModelLimits) -> None
     result.reserved_tokens = result.input_tokens + chat.num_choices * result.max_tokens
 
 
-def _route(result: Estimate, chats: Chats, model: str, num_choices: int) -> None:
-    need = Need(result.input_tokens, result.reserved_tokens, num_choices)
+def _route(result: Estimate, chats: Chats, model: str, chat: GenerationInput) -> None:
+    need = Need(
+        result.input_tokens,
+        result.reserved_tokens,
+        chat.num_choices,
+        chat.priority,
+        has_grammar=chat.sampling.grammar is not None,
+    )
     choice = chats.dispatcher.preview(model, need)
     if choice is None:
         result.routing_note = "no worker has room now; it would wait"

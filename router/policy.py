@@ -3,7 +3,8 @@
 Room is what the worker last reported, less what was sent since. A few sequences beyond
 that (`WorkerFigures.look_ahead`) may wait at the worker, so that a place that falls
 free is taken at the very next step; the worker applies the same rule and refuses what
-exceeds it.
+exceeds it. What lower priorities hold is in no higher one's way: they give up places and
+blocks there (on workers that say so).
 
 Among workers with room the lowest of these wins, in this order:
 
@@ -33,6 +34,7 @@ model, but for a probe now and then.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from noria.service.limits import MIN_PRIORITY
 from router.worker_state import WorkerState
 
 
@@ -46,6 +48,8 @@ class Need:
     prompt_tokens: int
     price: int
     num_choices: int = 1
+    priority: int = 0
+    has_grammar: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +60,36 @@ class Choice:
     note: str
 
 
-def has_room(worker: WorkerState, prompt_tokens: int, now: float, *, num_choices: int = 1) -> bool:
-    """Whether the worker would take a prompt of this length now, as far as is known."""
+def has_room(worker: WorkerState, need: Need, now: float) -> bool:
+    """Whether the worker would take such a request now, as far as is known."""
     load, figures = worker.known_load(now), worker.figures
-    if load is None:
+    ahead = worker.ahead_of(need.priority)
+    if load is None or ahead is None:
         return False
-    if load.draining or worker.refused_since_load or worker.is_stalled(now):
+    if worker.refuses(need.priority, has_grammar=need.has_grammar):
         return False
-    waiting = load.waiting + sum(a.num_choices for a in worker.submitted_since_load())
+    if load.draining or worker.is_stalled(now):
+        return False
+    sent = worker.submitted_since_load(need.priority)
+    waiting = ahead.waiting + sum(attempt.num_choices for attempt in sent)
     if waiting < figures.look_ahead:
         return True
-    has_place = load.running + waiting + num_choices <= figures.max_num_seqs
-    return has_place and _blocks_at_once(worker, prompt_tokens, num_choices) <= spare_blocks(worker)
+    has_place = ahead.running + waiting + need.num_choices <= figures.max_num_seqs
+    wanted = _blocks_at_once(worker, need.prompt_tokens, need.num_choices)
+    return has_place and wanted <= spare_blocks(worker, need.priority)
 
 
-def spare_blocks(worker: WorkerState) -> int:
-    """Free KV blocks less those already claimed; negative if more is claimed than free."""
-    load, figures = worker.load, worker.figures
-    if load is None:
+def spare_blocks(worker: WorkerState, priority: int = MIN_PRIORITY) -> int:
+    """KV blocks for a request of this priority, by default the lowest: free ones and those that
+    lower ones yield, less those already claimed; negative if more is claimed than there is.
+    """
+    ahead = worker.ahead_of(priority)
+    if ahead is None:
         return 0
-    claimed = figures.blocks_for(load.waiting_tokens)
-    sent = worker.submitted_since_load()
+    claimed = worker.figures.blocks_for(ahead.waiting_tokens)
+    sent = worker.submitted_since_load(priority)
     return (
-        load.free_blocks
+        ahead.free_blocks
         - claimed
         - sum(_blocks_at_once(worker, a.prompt_tokens, a.num_choices) for a in sent)
     )
@@ -95,11 +106,7 @@ def pick_worker(workers: Iterable[WorkerState], need: Need, now: float) -> Choic
     """The best worker with room; the first of equals. None: no worker has room."""
     candidates = list(workers)
     trusted = [worker for worker in candidates if worker.breaker.admits(now)]
-    with_room = [
-        worker
-        for worker in trusted or candidates
-        if has_room(worker, need.prompt_tokens, now, num_choices=need.num_choices)
-    ]
+    with_room = [worker for worker in trusted or candidates if has_room(worker, need, now)]
     if not with_room:
         return None
     fastest_s = min((w.usual_step_s for w in with_room if w.usual_step_s), default=None)
@@ -131,5 +138,5 @@ def slowness(step_s: float | None, fastest_s: float | None) -> int:
 
 
 def _missing_tokens(worker: WorkerState, need: Need) -> int:
-    missing = worker.figures.blocks_for(need.price) - spare_blocks(worker)
+    missing = worker.figures.blocks_for(need.price) - spare_blocks(worker, need.priority)
     return worker.figures.block_size * max(0, missing)

@@ -17,7 +17,7 @@ from router.worker_news import (
     Work,
     WorkerReport,
 )
-from router.worker_state import LoadReport, WorkerFigures
+from router.worker_state import LoadReport, PriorityLoad, WorkerFigures
 
 _FINISHES = {
     worker_pb2.FINISH_REASON_EOS: Finish.EOS,
@@ -90,6 +90,7 @@ def worker_figures(hello: worker_pb2.WorkerHello) -> WorkerFigures:
         block_size=max(1, hello.block_size),
         num_blocks=hello.num_blocks,
         default_max_tokens=hello.default_max_tokens,
+        yields_places=hello.yields_places,
     )
 
 
@@ -105,6 +106,14 @@ def load_report(load: worker_pb2.Load, now: float) -> LoadReport:
         draining=load.draining,
         step_count=load.step_count,
         step_age_s=load.step_age_ms / 1000,
+        preparing=load.preparing,
+        priorities=tuple(map(_priority_load, load.priorities)),
+    )
+
+
+def _priority_load(load: worker_pb2.PriorityLoad) -> PriorityLoad:
+    return PriorityLoad(
+        load.priority, load.running, load.waiting, load.waiting_tokens, load.yielded_blocks
     )
 
 

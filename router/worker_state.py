@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from noria.service.limits import MAX_PRIORITY, MIN_PRIORITY
 from router.breaker import Breaker
 from router.requests import Generation
 from router.step_pace import STALL_MIN_S, StepPace
@@ -18,7 +19,10 @@ from router.worker_news import NO_WORK, Finish, NewTokens, Refusal, Work, Worker
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """What a worker says of itself when a session begins. Sizes are in tokens and blocks."""
+    """What a worker says of itself when a session begins. Sizes are in tokens and blocks.
+
+    `yields_places`: what lower priorities hold there is in no higher one's way.
+    """
 
     instance_id: str
     model: str
@@ -29,6 +33,7 @@ class WorkerFigures:
     block_size: int
     num_blocks: int
     default_max_tokens: int
+    yields_places: bool = False
 
     @property
     def look_ahead(self) -> int:
@@ -41,8 +46,36 @@ class WorkerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class PriorityLoad:
+    """What a worker holds of one priority.
+
+    `yielded_blocks` would be free besides if all that run at it and below gave way.
+    """
+
+    priority: int
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    yielded_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What precedes a request of some priority, and the blocks that it can count on."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    free_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a worker held at `received_at` (router's clock)."""
+    """What a worker held at `received_at` (router's clock).
+
+    `priorities` has the same by priority, if the worker yields places; `preparing` wait for a
+    grammar.
+    """
 
     received_at: float
     last_submit_number: int
@@ -53,9 +86,26 @@ class LoadReport:
     draining: bool
     step_count: int = 0
     step_age_s: float = 0.0
+    preparing: int = 0
+    priorities: tuple[PriorityLoad, ...] = ()
+
+    def ahead_of(self, priority: int | None) -> Ahead:
+        """What a request of this priority finds in its way; None: all that there is."""
+        if priority is None:
+            return Ahead(self.running, self.waiting, self.waiting_tokens, self.free_blocks)
+        ahead = [level for level in self.priorities if level.priority >= priority]
+        lower = [level.yielded_blocks for level in self.priorities if level.priority < priority]
+        return Ahead(
+            running=sum(level.running for level in ahead),
+            waiting=sum(level.waiting for level in ahead),
+            waiting_tokens=sum(level.waiting_tokens for level in ahead),
+            free_blocks=self.free_blocks + max(lower, default=0),
+        )
 
 
 LOAD_TTL_S = 2.0
+# Named by a refusal that concerns nobody but those that bring a grammar.
+GRAMMAR_FIELD = "sampling.structured_output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +134,17 @@ class Attempt:
     prompt_tokens: int
     price: int
     num_choices: int = 1
+    priority: int = 0
     wanted: bool = True
     delivered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Up to which priority, and whether only those that bring a grammar."""
+
+    priority: int
+    of_grammars: bool
 
 
 class WorkerState:
@@ -102,8 +161,9 @@ class WorkerState:
         self.figures = figures
         self.load: LoadReport | None = None
         self.attempts: dict[int, Attempt] = {}
-        # A refusal shows that the last report is out of date: wait for the next one.
-        self.refused_since_load = False
+        # A refusal shows that the last report is out of date: who would be refused like it
+        # waits for the next one.
+        self._refused: list[_Refused] = []
         self.tokens_in_flight = 0
         # Of this session: whoever comes back after a break is not judged by what was before.
         self.breaker = Breaker()
@@ -122,7 +182,13 @@ class WorkerState:
         self._submitted_at = now
         stream.attempts += 1
         prompt_tokens = len(generation.prompt_token_ids)
-        attempt = Attempt(stream, prompt_tokens, generation.price, generation.num_choices)
+        attempt = Attempt(
+            stream,
+            prompt_tokens,
+            generation.price,
+            generation.num_choices,
+            generation.priority,
+        )
         self.attempts[self._submit_number] = attempt
         self.tokens_in_flight += attempt.price
         self.breaker.placed(self._submit_number, now)
@@ -155,8 +221,11 @@ class WorkerState:
 
     def report(self, load: LoadReport) -> None:
         self.load = load
-        self.refused_since_load = False
+        self._refused.clear()
         is_busy = load.running > 0 or load.waiting > 0
+        if load.preparing and not is_busy:
+            # No step is due before a grammar is there.
+            self._pace.begin(load.received_at)
         self._pace.report(load.received_at, load.step_count, load.step_age_s, is_busy=is_busy)
 
     @property
@@ -205,9 +274,11 @@ class WorkerState:
         field: str,
         work: Work = NO_WORK,
     ) -> None:
-        if refusal in (Refusal.FULL, Refusal.DRAINING):
-            self.refused_since_load = True
         attempt = self._end(submit_number)
+        if refusal in (Refusal.FULL, Refusal.DRAINING):
+            full = refusal is Refusal.FULL and self.figures.yields_places and attempt is not None
+            priority = attempt.priority if full and attempt else MAX_PRIORITY
+            self._refused.append(_Refused(priority, of_grammars=field == GRAMMAR_FIELD))
         if refusal is Refusal.INTERNAL and attempt is not None:
             # The message that told of it may have told its load, too.
             told_at = self.load.received_at if self.load else self._submitted_at
@@ -229,13 +300,27 @@ class WorkerState:
             if attempt.wanted:
                 attempt.stream.lose()
 
-    def submitted_since_load(self) -> Iterator[Attempt]:
-        """Attempts that the last report does not include."""
+    def ahead_of(self, priority: int) -> Ahead | None:
+        """What a request of this priority finds in its way, as last reported."""
+        if self.load is None:
+            return None
+        return self.load.ahead_of(priority if self.figures.yields_places else None)
+
+    def refuses(self, priority: int, *, has_grammar: bool) -> bool:
+        """Whether it has refused such a request since the last report."""
+        return any(
+            priority <= refused.priority and (has_grammar or not refused.of_grammars)
+            for refused in self._refused
+        )
+
+    def submitted_since_load(self, priority: int = MIN_PRIORITY) -> Iterator[Attempt]:
+        """Attempts in the way of this priority that the last report does not include."""
         included = self.load.last_submit_number if self.load else 0
         for number in reversed(self.attempts):
             if number <= included:
                 return
-            yield self.attempts[number]
+            if self.attempts[number].priority >= priority or not self.figures.yields_places:
+                yield self.attempts[number]
 
     def _end(self, submit_number: int) -> Attempt | None:
         attempt = self.attempts.pop(submit_number, None)

@@ -125,6 +125,7 @@ def _info(
         num_blocks=size.num_blocks,
         row_exact=network.backend.row_exact,
         default_max_tokens=config.default_max_tokens,
+        yields_places=True,
     )
     return worker_pb2.GetWorkerInfoResponse(
         hello=hello,

@@ -104,7 +104,7 @@ class Engine:
                 self.scheduler.check_fits(first)
                 self._grammars.add(grammar, choices)
         except TooManyGrammarsError as error:
-            return Refusal(first.sequence_id, True, str(error))
+            return Refusal(first.sequence_id, True, str(error), "sampling.structured_output")
         except GrammarError as error:
             return _refused(first, "sampling.structured_output", str(error))
         except ValueError as error:

@@ -99,6 +99,11 @@ def _live(state: WorkerState) -> Iterable[Metric]:
             "Tokens that waiting sequences have yet to compute.",
             load.waiting_tokens,
         ),
+        gauge(
+            "noria_worker_preparing_sequences",
+            "Sequences that wait for a grammar, or with it for room.",
+            load.preparing,
+        ),
         gauge("noria_worker_max_num_seqs", "Places in the batch.", state.max_num_seqs),
         gauge("noria_worker_kv_blocks_used", "KV blocks held by sequences.", used),
         gauge(

@@ -11,6 +11,7 @@ from noria.service.outbox import Outbox
 from noria.v1 import worker_pb2
 from worker.accounting import NOTHING, Accounts
 from worker.engine_output import EngineLoad
+from worker.levels import Level
 from worker.sampling_checks import InvalidSubmitError
 from worker.sequence import Sequence
 from worker.step_message import StepMessage, merge_steps
@@ -131,6 +132,8 @@ class Session:
             step_age_ms=round(self._hub.step_age_s() * 1000),
             tokens_per_second=load.tokens_per_second,
             draining=self._hub.draining,
+            preparing=load.preparing,
+            priorities=map(_priority_load, load.levels),
         )
 
     def _refusal(self, submit: worker_pb2.Submit) -> worker_pb2.Refused | None:
@@ -146,3 +149,13 @@ class Session:
     def _refuse(self, number: int, refused: worker_pb2.Refused) -> None:
         terminal = worker_pb2.Terminal(submit_number=number, refused=refused)
         self.outbox.put(StepMessage(terminals=[terminal], load=self.load()))
+
+
+def _priority_load(level: Level) -> worker_pb2.PriorityLoad:
+    return worker_pb2.PriorityLoad(
+        priority=level.priority,
+        running=level.running,
+        waiting=level.waiting,
+        waiting_tokens=level.waiting_tokens,
+        yielded_blocks=level.yielded_blocks,
+    )

@@ -8,6 +8,7 @@ from noria.cli.batch import batch
 from noria.cli.chat import chat
 from noria.cli.demo import demo
 from noria.cli.fetch import fetch
+from noria.cli.keys_command import keys
 from noria.cli.plan import plan
 from noria.cli.tls import tls_of, tls_options, told_warnings
 from noria.cli.up import up
@@ -61,5 +62,5 @@ def main(
     context.with_resource(told_warnings())
 
 
-for _command in (up, chat, batch, plan, demo, fetch):
+for _command in (up, chat, batch, plan, demo, fetch, keys):
     main.add_command(_command)

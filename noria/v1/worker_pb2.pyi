@@ -52,7 +52,9 @@ class _RefusalCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalCo
     DESCRIPTOR: _descriptor.EnumDescriptor
     REFUSAL_CODE_UNSPECIFIED: _RefusalCode.ValueType  # 0
     REFUSAL_CODE_FULL: _RefusalCode.ValueType  # 1
-    """No room now: queue it again."""
+    """No room now: queue it again. With the field `sampling.structured_output` it
+    is only grammars that are too many.
+    """
     REFUSAL_CODE_DRAINING: _RefusalCode.ValueType  # 2
     """This worker takes no more: place it elsewhere."""
     REFUSAL_CODE_INVALID: _RefusalCode.ValueType  # 3
@@ -65,7 +67,9 @@ class RefusalCode(_RefusalCode, metaclass=_RefusalCodeEnumTypeWrapper):
 
 REFUSAL_CODE_UNSPECIFIED: RefusalCode.ValueType  # 0
 REFUSAL_CODE_FULL: RefusalCode.ValueType  # 1
-"""No room now: queue it again."""
+"""No room now: queue it again. With the field `sampling.structured_output` it
+is only grammars that are too many.
+"""
 REFUSAL_CODE_DRAINING: RefusalCode.ValueType  # 2
 """This worker takes no more: place it elsewhere."""
 REFUSAL_CODE_INVALID: RefusalCode.ValueType  # 3
@@ -254,6 +258,7 @@ class WorkerHello(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    YIELDS_PLACES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     instance_id: _builtins.str
     """Random at each start."""
@@ -270,6 +275,10 @@ class WorkerHello(_message.Message):
     """
     max_num_batched_tokens: _builtins.int
     default_max_tokens: _builtins.int
+    yields_places: _builtins.bool
+    """Places and blocks of lower priorities are there for higher ones: a request is
+    refused as FULL only for what its own priority and higher ones hold.
+    """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -287,10 +296,11 @@ class WorkerHello(_message.Message):
         max_num_batched_tokens: _builtins.int = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         default_max_tokens: _builtins.int = ...,
+        yields_places: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "block_size", b"block_size", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "protocol_version", b"protocol_version", "row_exact", b"row_exact", "vocab_fingerprint", b"vocab_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "block_size", b"block_size", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "protocol_version", b"protocol_version", "row_exact", b"row_exact", "vocab_fingerprint", b"vocab_fingerprint", "yields_places", b"yields_places"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,7 +746,9 @@ class Refused(_message.Message):
     message: _builtins.str
     """What was wrong, with the field and both numbers."""
     field: _builtins.str
-    """The field at fault, when `code` is INVALID."""
+    """The field at fault, when `code` is INVALID, or that there is no room for, if
+    only for that.
+    """
     @_builtins.property
     def work(self) -> Global___Work:
         """What was computed before it could not go on; absent if it never ran."""
@@ -807,6 +819,8 @@ class Load(_message.Message):
     STEP_AGE_MS_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    PREPARING_FIELD_NUMBER: _builtins.int
+    PRIORITIES_FIELD_NUMBER: _builtins.int
     last_submit_number: _builtins.int
     """The last submit of this session that these figures include."""
     running: _builtins.int
@@ -822,6 +836,14 @@ class Load(_message.Message):
     """Age of the step now running; 0 when idle."""
     tokens_per_second: _builtins.float
     draining: _builtins.bool
+    preparing: _builtins.int
+    """Sequences that wait for their grammar, or with it for room. They hold no
+    place, and are not among the waiting.
+    """
+    @_builtins.property
+    def priorities(self) -> _containers.RepeatedCompositeFieldContainer[Global___PriorityLoad]:
+        """The running and the waiting by priority, if `WorkerHello.yields_places`."""
+
     def __init__(
         self,
         *,
@@ -835,11 +857,52 @@ class Load(_message.Message):
         step_age_ms: _builtins.int = ...,
         tokens_per_second: _builtins.float = ...,
         draining: _builtins.bool = ...,
+        preparing: _builtins.int | None = ...,
+        priorities: _abc.Iterable[Global___PriorityLoad] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_preparing", b"_preparing", "preparing", b"preparing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_preparing", b"_preparing", "cached_blocks", b"cached_blocks", "draining", b"draining", "free_blocks", b"free_blocks", "last_submit_number", b"last_submit_number", "preparing", b"preparing", "priorities", b"priorities", "running", b"running", "step_age_ms", b"step_age_ms", "step_count", b"step_count", "tokens_per_second", b"tokens_per_second", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__preparing: _TypeAlias = _typing.Literal["preparing"]  # noqa: Y015
+    _WhichOneofArgType__preparing: _TypeAlias = _typing.Literal["_preparing", b"_preparing"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__preparing) -> _WhichOneofReturnType__preparing | None: ...
+
+Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class PriorityLoad(_message.Message):
+    """PriorityLoad is what a worker holds of one priority."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    YIELDED_BLOCKS_FIELD_NUMBER: _builtins.int
+    priority: _builtins.int
+    running: _builtins.int
+    waiting: _builtins.int
+    waiting_tokens: _builtins.int
+    """Tokens that these have yet to compute."""
+    yielded_blocks: _builtins.int
+    """Blocks that would be free besides, at least, if all that run at this priority
+    and below it gave way.
+    """
+    def __init__(
+        self,
+        *,
+        priority: _builtins.int = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        waiting_tokens: _builtins.int = ...,
+        yielded_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "draining", b"draining", "free_blocks", b"free_blocks", "last_submit_number", b"last_submit_number", "running", b"running", "step_age_ms", b"step_age_ms", "step_count", b"step_count", "tokens_per_second", b"tokens_per_second", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["priority", b"priority", "running", b"running", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "yielded_blocks", b"yielded_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Load: _TypeAlias = Load  # noqa: Y015
+Global___PriorityLoad: _TypeAlias = PriorityLoad  # noqa: Y015

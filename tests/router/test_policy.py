@@ -8,7 +8,13 @@ from router.policy import Need, has_room, pick_worker, slowness
 from router.requests import Generation, Sampling
 from router.token_stream import TokenStream
 from router.worker_news import Finish, Refusal, WorkerReport
-from router.worker_state import LOAD_TTL_S, LoadReport, WorkerFigures, WorkerState
+from router.worker_state import (
+    LOAD_TTL_S,
+    LoadReport,
+    PriorityLoad,
+    WorkerFigures,
+    WorkerState,
+)
 
 FIGURES = WorkerFigures("i", "m", (), "v", 1000, 32, 16, 100, 0)
 NEED = Need(16, 26)
@@ -29,24 +35,28 @@ def worker(load: LoadReport | None = EMPTY, name: str = "w", **figures) -> Worke
     return state
 
 
-def stream(prompt: int = 16, max_tokens: int = 10) -> TokenStream:
-    generation = Generation("r", "m", [0] * prompt, Sampling(), 0, max_tokens, 0, 1e9, False)
+def stream(prompt: int = 16, max_tokens: int = 10, priority: int = 0) -> TokenStream:
+    generation = Generation("r", "m", [0] * prompt, Sampling(), 0, max_tokens, priority, 1e9, False)
     return TokenStream(generation, Quiet(), Quiet(), Quiet())
 
 
-def fill(state: WorkerState, prompt: int = 16) -> int:
+def takes(state: WorkerState, prompt: int, now: float = 0.0, **need) -> bool:
+    return has_room(state, Need(prompt, prompt, **need), now)
+
+
+def fill(state: WorkerState, prompt: int = 16, priority: int = 0) -> int:
     """Submit until there is no room; how many went."""
     count = 0
-    while has_room(state, prompt, 0.0):
-        state.submit(stream(prompt), 0.0)
+    while takes(state, prompt, priority=priority):
+        state.submit(stream(prompt, priority=priority), 0.0)
         count += 1
     return count
 
 
 def test_an_unreported_or_outdated_load_means_no_room():
-    assert not has_room(worker(None), 1, 0.0)
-    assert has_room(worker(), 1, LOAD_TTL_S)
-    assert not has_room(worker(), 1, LOAD_TTL_S + 0.001)
+    assert not takes(worker(None), 1, 0.0)
+    assert takes(worker(), 1, LOAD_TTL_S)
+    assert not takes(worker(), 1, LOAD_TTL_S + 0.001)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "expected"), [(1, 1), (4, 4), (32, 32), (64, 64)])
@@ -76,18 +86,91 @@ def test_blocks_bound_prompts_and_the_look_ahead_goes_beyond():
 
 def test_blocks_that_waiting_tokens_will_need_are_not_free():
     load = replace(EMPTY, waiting=2, waiting_tokens=16 * 95)
-    assert has_room(worker(load), 16 * 5, 0.0)
-    assert not has_room(worker(load), 16 * 5 + 1, 0.0)
+    assert takes(worker(load), 16 * 5, 0.0)
+    assert not takes(worker(load), 16 * 5 + 1, 0.0)
 
 
 def test_a_draining_worker_and_one_that_just_refused_have_no_room():
-    assert not has_room(worker(replace(EMPTY, draining=True)), 1, 0.0)
+    assert not takes(worker(replace(EMPTY, draining=True)), 1, 0.0)
     state = worker()
     state.submit(stream(), 0.0)
     state.refuse(1, Refusal.FULL, "", "")
-    assert not has_room(state, 1, 0.0)
+    assert not takes(state, 1, 0.0)
     state.report(EMPTY)
-    assert has_room(state, 1, 0.0)
+    assert takes(state, 1, 0.0)
+
+
+BATCH = -100
+
+
+def holding(*levels: PriorityLoad, free_blocks: int = 0, **figures) -> WorkerState:
+    """A worker of 32 places and 100 blocks that yields places, and holds these."""
+    load = replace(
+        EMPTY,
+        running=sum(level.running for level in levels),
+        waiting=sum(level.waiting for level in levels),
+        waiting_tokens=sum(level.waiting_tokens for level in levels),
+        free_blocks=free_blocks,
+        priorities=levels,
+    )
+    return worker(load, **{"yields_places": True, **figures})
+
+
+FULL_OF_BATCH = PriorityLoad(BATCH, 32, 2, 32, yielded_blocks=100)
+
+
+def test_what_lower_priorities_hold_is_in_no_higher_ones_way():
+    """All places and blocks are taken by batch work, and more of it waits there."""
+    state = holding(FULL_OF_BATCH)
+    assert fill(state, priority=BATCH) == 0
+    assert fill(state, priority=0) == 32
+    assert fill(state, priority=5) == 32
+    assert fill(holding(FULL_OF_BATCH), prompt=320, priority=0) == 5
+
+
+def test_what_equals_and_higher_ones_hold_is_in_the_way():
+    half = PriorityLoad(BATCH, 12, yielded_blocks=30), PriorityLoad(0, 20, 1, 16, 100)
+    assert fill(holding(*half), priority=0) == 32 - 20 - 1
+    assert fill(holding(*half), priority=1) == 32
+    assert fill(holding(*half), prompt=96, priority=0) == (30 - 1) // 6
+    assert fill(holding(*half, free_blocks=7), priority=BATCH) == 1
+
+
+def test_a_worker_that_does_not_yield_places_has_those_that_it_has():
+    """One of an earlier version, whatever it reports; also before its report shows what it got."""
+    state = holding(FULL_OF_BATCH, yields_places=False)
+    assert fill(state, priority=0) == 0
+    fresh = worker(yields_places=False)
+    assert fill(fresh, priority=BATCH) == 32
+    assert not takes(fresh, 16, priority=0)
+    assert fill(worker(yields_places=True), priority=BATCH) == 32
+
+
+def test_a_refusal_closes_a_worker_for_those_who_would_be_refused_like_it():
+    state = holding(FULL_OF_BATCH)
+    state.submit(stream(priority=0), 0.0)
+    state.refuse(1, Refusal.FULL, "", "")
+    assert not takes(state, 16, priority=0)
+    assert not takes(state, 16, priority=-1)
+    assert takes(state, 16, priority=1)
+    state.report(EMPTY)
+    state.submit(stream(), 0.0)
+    state.refuse(2, Refusal.FULL, "", "sampling.structured_output")
+    assert takes(state, 16)
+    assert not takes(state, 16, has_grammar=True)
+    state.submit(stream(), 0.0)
+    state.refuse(3, Refusal.DRAINING, "", "")
+    assert not takes(state, 16, priority=100)
+
+
+def test_a_worker_that_waits_for_nothing_but_grammars_owes_no_step():
+    state = worker()
+    state.submit(stream(), 0.0)
+    for now in range(1, 60):
+        state.report(replace(EMPTY, received_at=now, last_submit_number=1, preparing=1))
+        assert not state.is_stalled(now)
+    state.report(replace(EMPTY, received_at=60, last_submit_number=1, running=1))
+    assert state.is_stalled(70)
 
 
 def test_the_fewest_tokens_in_flight_win_among_those_with_room():

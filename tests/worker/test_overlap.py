@@ -282,7 +282,7 @@ def test_a_higher_priority_takes_a_place_as_soon_as_what_is_in_flight_has_landed
             first_turn.setdefault(update.sequence.sequence_id, turn)
     for key in (4, 8):
         assert first_turn[key] <= key + 2 * ahead
-    assert run.scheduler.num_preemptions == 2
+    assert 1 <= run.scheduler.num_preemptions <= 2
     lengths = {1: 12, 2: 12, 3: 12, 4: 3, 8: 3}
     assert run.drain().streams() == {
         key: (expected_output(PROMPTS[key], length), FinishReason.LENGTH)
