@@ -12,7 +12,7 @@ from noria.service.log import loop_end
 from noria.service.metrics import new_registry, serving_metrics
 from noria.service.server import RunningServer, running_server
 from noria.service.tasks import keep_running
-from noria.service.tls_files import opened
+from noria.service.tls_files import TlsSource, opened
 from noria.service.tls_watch import TlsWatch
 from noria.v1 import worker_pb2_grpc
 from worker.config import WorkerConfig
@@ -131,7 +131,6 @@ async def running_worker(
     unusable certificates.
     """
     tls = opened(config.tls)
-    log = structlog.get_logger(service="worker")
     servicer = WorkerServicer()
     loop = asyncio.get_running_loop()
 
@@ -139,18 +138,7 @@ async def running_worker(
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
 
     def build() -> "tuple[Engine, WorkerFacts]":
-        def progress(stage: str, done: int, total: int) -> None:
-            thread.raise_if_stopping()
-            on_progress(stage, done, total)
-
-        # Over a second: by now the service listens, and the router starts beside it.
-        progress("importing torch", 0, 1)
-        from worker.build import build_engine
-
-        return build_engine(config, progress, make_compiler)
-
-    def make_compiler(table: TokenTable) -> GrammarCompiler:
-        return compilers.enter_context(GrammarCompiler(table, thread.wake))
+        return _built(config, thread, on_progress, compilers)
 
     def on_output(output: EngineOutput) -> None:
         if output.failure is not None:
@@ -165,17 +153,48 @@ async def running_worker(
         running_server(add_services, (SERVICE,), config.listen, tls=tls) as server,
     ):
         worker = RunningWorker(server, servicer, thread, config)
-        on_end = loop_end(log)
-        watch = asyncio.create_task(keep_running(worker.watch_steps, on_end))
-        try:
-            async with (
-                TlsWatch({"server": tls}, log).running(worker.registry),
-                serving_metrics(config.metrics_listen, worker.registry) as address,
-            ):
-                worker.metrics_address = address
-                yield worker
-        finally:
-            watch.cancel()
+        async with _attended(worker, tls, config.metrics_listen):
+            yield worker
+
+
+def _built(
+    config: WorkerConfig,
+    thread: "EngineThread[WorkerFacts]",
+    on_progress: Callable[[str, int, int], None],
+    compilers: contextlib.AsyncExitStack,
+) -> "tuple[Engine, WorkerFacts]":
+    """On the engine's thread. Its grammar compiler ends with `compilers`."""
+
+    def progress(stage: str, done: int, total: int) -> None:
+        thread.raise_if_stopping()
+        on_progress(stage, done, total)
+
+    def make_compiler(table: TokenTable) -> GrammarCompiler:
+        return compilers.enter_context(GrammarCompiler(table, thread.wake))
+
+    # Over a second: by now the service listens, and the router starts beside it.
+    progress("importing torch", 0, 1)
+    from worker.build import build_engine
+
+    return build_engine(config, progress, make_compiler)
+
+
+@contextlib.asynccontextmanager
+async def _attended(
+    worker: RunningWorker, tls: TlsSource | None, metrics_listen: str
+) -> AsyncIterator[None]:
+    """Meanwhile health follows the steps, certificates their files, and metrics are served."""
+    log = structlog.get_logger(service="worker")
+    watch = asyncio.create_task(keep_running(worker.watch_steps, loop_end(log)))
+    try:
+        async with (
+            TlsWatch({"server": tls}, log).running(worker.registry),
+            serving_metrics(metrics_listen, worker.registry) as address,
+        ):
+            worker.metrics_address = address
+            yield
+    finally:
+        watch.cancel()
 
 
 def _failed_traces(output: EngineOutput) -> list[str]:

@@ -72,13 +72,7 @@ def build_engine(
     progress("warming up", 0, 1)
     runner.warm_up()
     progress("warming up", 1, 1)
-    scheduler = Scheduler(
-        pool,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=size.max_model_len,
-        enable_prefix_caching=config.enable_prefix_caching,
-    )
+    scheduler = _scheduler(config, pool, size)
     eos = frozenset((*network.config.eos_token_ids, *vocabulary.eos_token_ids))
     limits = ModelLimits(network.config.vocab_size, size.max_model_len, eos)
     info = _info(config, network, vocabulary, size)
@@ -87,6 +81,16 @@ def build_engine(
     compiler = make_compiler(_token_table(vocabulary, limits))
     progress("indexing the vocabulary", 1, 1)
     return Engine(scheduler, runner, look_ahead=config.look_ahead, compiler=compiler), facts
+
+
+def _scheduler(config: WorkerConfig, pool: BlockPool, size: CacheSize) -> Scheduler:
+    return Scheduler(
+        pool,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=size.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
 
 
 def _token_table(vocabulary: Vocabulary, limits: ModelLimits) -> TokenTable:
