@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from bench.compare.cli import compare
 from bench.load.arrivals import Arrivals, ClosedLoop, poisson, replayed
 from bench.load.distributions import FORMS
 from bench.load.runner import Run
@@ -131,5 +132,5 @@ def _described(arrivals: Arrivals) -> str:
     return f"open loop, {rate:.2f} a second"
 
 
-for _command in (quick, sweep):
+for _command in (quick, sweep, compare):
     bench.add_command(_command)

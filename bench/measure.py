@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
@@ -51,10 +53,17 @@ async def measured(
     async with server.open() as target:
         if warm_up:
             await drive(Run(), target, requests[count:], ClosedLoop(warm_up), time.perf_counter)
-        watching = asyncio.create_task(show_progress(run, console, time.perf_counter))
-        try:
-            await drive(run, target, requests[:count], arrivals, time.perf_counter)
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+        await watched(
+            run, console, drive(run, target, requests[:count], arrivals, time.perf_counter)
+        )
+
+
+async def watched(run: Run, console: Console, driving: Coroutine[Any, Any, None]) -> None:
+    """Drive a run with its progress shown."""
+    watching = asyncio.create_task(show_progress(run, console, time.perf_counter))
+    try:
+        await driving
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching

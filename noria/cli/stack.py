@@ -163,6 +163,23 @@ async def running_stack(
         )
 
 
+@contextlib.asynccontextmanager
+async def another_router(
+    stack: RunningStack, workers: list[str], plan: StackPlan, on_event: OnEvent, rule: StopRule
+) -> AsyncIterator[str]:
+    """A further router in front of some of a stack's workers, serving; its host:port."""
+    tokenizers = await _addresses(list(stack.children[: len(plan.models)]))
+    spec = router_spec(plan, tokenizers, workers)
+    async with running_child(spec, on_event, rule) as router:
+        yield await unless_died([router], _serving(router))
+
+
+async def worker_addresses(stack: RunningStack) -> list[str]:
+    """Where the workers of a stack listen."""
+    workers = [child for child in stack.children if child.name.startswith("worker")]
+    return await _addresses(workers)
+
+
 async def _metrics_addresses(children: list[Child]) -> dict[str, str]:
     told = {child.name: (await child.event("listening")).get("metrics") for child in children}
     return {name: str(address) for name, address in told.items() if address}
