@@ -49,8 +49,8 @@ class Contest:
 def policies(size: int, most: int, patience_s: float) -> dict[str, tuple[int, Policy]]:
     """By name: places of the scheduler, policy. `size` sequences of the longest fit in memory."""
     return {
-        "static, finished rows kept": (size, Batches(size, keeps_rows=True)),
-        "static, finished rows dropped": (size, Batches(size)),
+        "static, rows kept": (size, Batches(size, keeps_rows=True)),
+        "static, rows dropped": (size, Batches(size)),
         "dynamic": (size, Batches(size, patience_s)),
         "continuous": (most, Continuous(most)),
     }
@@ -107,7 +107,7 @@ def batching(
     table = new_table(
         f"{count} requests, prompts of {prompt_tokens} tokens, outputs {output_tokens.text},"
         f" {rate:g} a second, KV memory for {static_size} of the longest",
-        "", "tokens/s", "predicted", "gain", "TTFT p50 ms", "p99 ms", "rows", "useful",
+        "", "tokens/s", "predicted", "gain", "TTFT p50 ms", "p99 ms", "useful rows",
     )  # fmt: skip
     figures: dict[str, Any] = {contest.name: contest.figures() for contest in told}
     base = told[0].driven.tokens_per_s
@@ -115,10 +115,10 @@ def batching(
         table.add_row(
             name, f"{of['tokens_per_s']:.1f}", f"{of['predicted_tokens_per_s']:.1f}",
             f"{of['tokens_per_s'] / base:.2f}x", f"{of['ttft_p50_ms']:,.0f}",
-            f"{of['ttft_p99_ms']:,.0f}", f"{of['rows_computed']:.1f}", f"{of['rows_useful']:.1f}",
+            f"{of['ttft_p99_ms']:,.0f}", f"{of['rows_useful']:.1f} of {of['rows_computed']:.1f}",
         )  # fmt: skip
     table.caption = (
-        "rows: sequences in a step on average; useful: those that still owed a token;"
+        "useful rows: sequences in a step that still owe a token, on average, of all in it;"
         " predicted: by step times measured before"
     )
     tell(table, figures, json_path)

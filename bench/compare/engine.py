@@ -86,11 +86,12 @@ def measure_curve(engine: BenchedEngine, most: int) -> StepCurve:
     most = min(most, engine.num_blocks // (-(-(_CURVE_CONTEXT + _CURVE_STEPS) // BLOCK_SIZE) + 1))
     sizes = [size for size in _CURVE_BATCHES if size < most] + [most]
     decode = tuple((size, _decode_s(engine, size)) for size in sizes)
-    ask = Ask((7,) * _PROMPT, 1)
+    prompt = min(_PROMPT, engine.max_model_len - 1)
+    ask = Ask((7,) * prompt, 1)
     took = median(
         _seconds(lambda: engine.run([ask], Continuous(1), engine.scheduler(1))) for _ in "abc"
     )
-    return StepCurve(decode, took / _PROMPT)
+    return StepCurve(decode, took / prompt)
 
 
 def predicted(

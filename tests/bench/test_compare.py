@@ -74,7 +74,7 @@ def test_rows_that_are_kept_are_computed_and_owe_nothing():
 def test_a_static_batch_waits_until_it_is_full_and_a_dynamic_one_only_so_long():
     late = asks(1, 1, gap=10.0)
     assert ends(driven(late, Batches(2))) == [11, 11]
-    assert ends(driven(late, Batches(2, patience_s=3.0))) == [4, 14]
+    assert ends(driven(late, Batches(2, patience_s=3.0))) == [4, 11]
     assert ends(driven(late, Batches(2, patience_s=30.0))) == [11, 11]
 
 
@@ -116,7 +116,7 @@ def test_decode_alone_leaves_out_the_steps_with_prompts():
 
 def test_a_long_prompt_at_once_makes_one_long_gap_and_in_chunks_many_short_ones():
     curve = StepCurve(((1, 1.0), (64, 1.0)), 0.5)
-    requests = beside_a_long_prompt(2, 100, 120, 3.5)
+    requests = beside_a_long_prompt(2, 100, 120, 30.5)
 
     def run(budget):
         return Budgeted(budget, driven(requests, Continuous(3), curve, budget=budget)).figures()
