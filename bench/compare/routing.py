@@ -30,11 +30,11 @@ from bench.load.targets import Target
 from bench.load.workload import Request, Workload
 from bench.measure import Server, watched
 from bench.options import LENGTHS
-from noria.cli.keys import key_sha256
 from noria.cli.model_source import DEFAULT_MODEL, resolve_model
 from noria.cli.served_models import own_names
 from noria.cli.stack import StackPlan, another_router, running_stack, worker_addresses
 from noria.cli.supervisor import StopRule
+from noria.service.api_key import key_sha256
 
 ROUND_ROBIN, LEAST_TOKENS = "round robin", "least tokens"
 _SAMPLE = 100_000
