@@ -16,6 +16,7 @@ from router.store.redis_ledger import RedisLedger
 from tests.support.processes import ANY_PORT, Fleet, address, exit_code
 from tests.support.replicas import chat_spec, key_of, keys_file
 from tests.support.waiting import until
+from tests.support.worker_client import StepGate
 from tokenizer_svc.app import running_tokenizer
 from tokenizer_svc.config import TokenizerConfig
 from worker.app import running_worker
@@ -56,7 +57,7 @@ async def two_routers(model, script, folder, redis_url):
         config = WorkerConfig(model, "demo", ANY_PORT, script=script, num_blocks=512)
         worker = await enter(running_worker(config))
         await tokenizer.ready()
-        await worker.ready()
+        gate = StepGate((await worker.ready()).runner)
         running = Fleet(model, script, held)
         flags = (
             "--tokenizer", tokenizer.address, "--worker", worker.address,
@@ -67,7 +68,7 @@ async def two_routers(model, script, folder, redis_url):
         children = await asyncio.gather(*(running.start(name, "router", *flags) for name in names))
         for child in children:
             await unless_died([child], child.event("ready"))
-        yield running, children, worker
+        yield running, children, worker, gate
 
 
 async def all_rows(ledger):
@@ -84,24 +85,37 @@ async def until_rows(ledger, condition):
     raise AssertionError(f"not within 20 s; outcomes: {Counter(row.outcome for row in rows)}")
 
 
+async def until_open(ledger, router_id, count):
+    """Rows are opened beside their requests: a moment after these have begun all are there."""
+    for _ in range(400):
+        if len(await ledger.open_rows(router_id)) == count:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("not within 2 s")
+
+
 async def test_each_request_has_one_row_though_a_router_pauses_and_is_then_killed(
     golden_model, script_file, tmp_path, redis_url
 ):
     """Of the paused one: lost, until it says how they ended. Of the killed one: lost for good."""
-    script = script_file(mean_output_tokens=0, step_seconds=0.005)
+    script = script_file(mean_output_tokens=0)
     async with (
-        two_routers(golden_model, script, tmp_path, redis_url) as (running, children, worker),
+        two_routers(golden_model, script, tmp_path, redis_url) as (running, children, worker, gate),
         redis_connection(redis_url, structlog.get_logger(), timeout_s=5) as connection,
     ):
         ledger = RedisLedger(connection)
         doomed, other = [Asked(await address(child)) for child in children]
 
+        gate.let_through(20)
         doomed.ask(6, max_tokens=100)
         await until(lambda: len(doomed.begun) == 6)
+        router_id = next(iter(doomed.begun)).split("-")[1]
+        await until_open(ledger, router_id, 6)
         children[0].process.send_signal(signal.SIGSTOP)
         await until_rows(ledger, lambda seen: set(seen) == doomed.begun)
         assert {row.outcome for row in await all_rows(ledger)} == {"LOST"}
         children[0].process.send_signal(signal.SIGCONT)
+        gate.let_through(200)
         await asyncio.gather(*doomed.tasks)
         assert set(doomed.ended.values()) == {grpc.StatusCode.OK}
         rows = await until_rows(ledger, lambda seen: set(seen.values()) == {"SERVED"})
@@ -114,7 +128,9 @@ async def test_each_request_has_one_row_though_a_router_pauses_and_is_then_kille
         doomed.ask(8, max_tokens=2000)
         other.ask(8, max_tokens=100)
         await until(lambda: len(doomed.begun) == 20 and len(other.begun) == 8)
+        await until_open(ledger, router_id, 8)
         await exit_code(children[0], signal.SIGKILL)
+        gate.let_through(10_000)
         await asyncio.gather(*doomed.tasks, *other.tasks)
         other.ask(4, max_tokens=3)
         await asyncio.gather(*other.tasks)
