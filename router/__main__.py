@@ -44,7 +44,8 @@ from router.tracing import TracingMissingError
     "workers",
     multiple=True,
     envvar="NORIA_ROUTER_WORKER",
-    help="host:port of a worker; repeatable, in the environment separated by spaces.",
+    help="host:port of a worker, or dns:///host:port of several; repeatable, in the environment"
+    " separated by spaces. With --redis-url those that register there come besides.",
 )
 @click.option("--keys-file", type=click.Path(path_type=Path), help="Keys and tenants, see below.")
 @click.option("--api-key-sha256", default="", help="Or one key alone: its SHA-256 in hex.")

@@ -28,6 +28,7 @@ from router.calls import Admission, Calls
 from router.chat import Chats
 from router.config import RouterConfig
 from router.connection import background
+from router.discovery import worker_sources
 from router.dispatch import Dispatcher
 from router.exchange import exchange
 from router.key_admin import KeyAdmin
@@ -56,6 +57,7 @@ from router.tokenizers import Tokenizers
 from router.tracing import new_tracing
 from router.usage import UsageReports
 from router.worker_session import WorkerSession
+from router.worker_sessions import Run, WorkerSessions
 from router.worker_state import SilenceLimits
 
 SERVICE_NAMES = ("noria.v1.ChatService", admin_servicer.SERVICE_NAME)
@@ -120,6 +122,7 @@ class Router:
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
         self._tokenizers = self._new_tokenizers()
+        self._sessions = self._new_sessions()
         self._calls = self._new_calls()
         self._servicer = self._new_servicer(seed_source)
         key_admin = KeyAdmin(store.keys, self._keys, time.time, log)
@@ -149,6 +152,7 @@ class Router:
             self._queue,
             self.registry,
             self._sharing.figures if self._sharing else SharingFigures(),
+            self._sessions.num_known,
         )
 
     async def wait_ready(self) -> None:
@@ -203,9 +207,8 @@ class Router:
         """Do inside the block what is done beside answering calls."""
         with contextlib.suppress(StoreUnavailableError):
             await self._keys.refresh()
-        sessions = [self._new_session(address).run for address in self._config.workers]
         tokenizers = [each.run for each in self._tokenizers]
-        loops = [*tokenizers, *sessions, *self._exchange.loops, *self._loops.all(server)]
+        loops = [*tokenizers, *self._exchange.loops, *self._loops.all(server)]
         loops.append(self._limiter.forget_idle)
         kept = [keep_running(loop, loop_end(self._log)) for loop in loops]
         watch = TlsWatch({"server": self.tls, "client": self._peer_tls}, self._log)
@@ -218,6 +221,7 @@ class Router:
             self._books.running(),
             self._sharing.running() if self._sharing else contextlib.nullcontext(),
             self._exchange.running(),
+            self._sessions.running(),
             background(kept),
         ):
             yield
@@ -260,8 +264,13 @@ class Router:
             log=self._log,
         )
 
-    def _new_session(self, address: str) -> WorkerSession:
-        return WorkerSession(
+    def _new_sessions(self) -> WorkerSessions:
+        leases = self._store.leases if self._store.shared else None
+        sources = worker_sources(self._config.workers, leases)
+        return WorkerSessions(sources, self._new_session, self.registry.has, self._log)
+
+    def _new_session(self, address: str) -> Run:
+        session = WorkerSession(
             address,
             self._instance_id,
             self.registry,
@@ -272,6 +281,7 @@ class Router:
             clock=self._clock,
             log=self._log,
         )
+        return session.run
 
     def _new_servicer(self, seed_source: Callable[[], int]) -> ChatServicer:
         chats = Chats(

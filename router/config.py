@@ -6,6 +6,7 @@ from pathlib import Path
 
 from noria.service.limits import DEFAULT_DEADLINE_S
 from noria.service.tls_files import TlsFiles
+from router.discovery import DNS_SCHEME, split_name
 from router.ledger.sweeper import LEASE_S
 from router.ledger.writer import MAX_ROWS
 from router.step_pace import STALL_MIN_S
@@ -35,6 +36,8 @@ class RouterConfig:
     takes `redis_timeout_s` at most. A router that lets its lease of `lease_s` run out is gone.
     `prices_file` says what tokens cost. Of requests `ledger_max_rows` wait for the store at most;
     their rows are kept for `usage_row_days`, the sums of each day for `usage_days`.
+    `workers` are host:port, or dns:///host:port for all that a name stands for; with a Redis
+    those with a lease there come besides.
     `metrics_listen` is host:port for /metrics; empty: none.
     `cache_secret` salts the tenants' cached prefixes; empty: a new one at each start.
     A lone tokenizer has every model; of several each has the model of its own name.
@@ -85,8 +88,9 @@ class RouterConfig:
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError("otlp-endpoint: http://HOST:PORT or https://HOST:PORT is needed")
         self._check_keys()
+        self._check_names()
         for flag, addresses in (("tokenizer", self.tokenizers), ("worker", self.workers)):
-            if not addresses:
+            if not addresses and not (flag == "worker" and self.redis_url):
                 raise ValueError(f"{flag}: 0 addresses; at least 1")
             if len(set(addresses)) != len(addresses):
                 raise ValueError(f"{flag}: the same address twice")
@@ -98,6 +102,14 @@ class RouterConfig:
             if not 0 < seconds <= MAX_SECONDS:
                 flag = name.replace("_", "-")
                 raise ValueError(f"{flag}: {seconds}; above 0, at most {MAX_SECONDS}")
+
+    def _check_names(self) -> None:
+        for worker in self.workers:
+            if worker.startswith(DNS_SCHEME):
+                try:
+                    split_name(worker.removeprefix(DNS_SCHEME))
+                except ValueError as error:
+                    raise ValueError(f"worker: {error}") from None
 
     def _check_keys(self) -> None:
         digest = self.api_key_sha256

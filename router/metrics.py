@@ -223,7 +223,7 @@ class RouterMetrics:
             "noria_queue_max_tokens", "Prompt tokens it may hold.", state.queue_bounds.tokens
         )
         yield gauges(
-            "noria_workers", "Workers of the configuration, by state.", "state", state.workers
+            "noria_workers", "Workers that were told or found, by state.", "state", state.workers
         )
         for side, loads in (("demand", demand), ("capacity", capacity)):
             sequences = {model: load.sequences for model, load in loads.items()}

@@ -86,6 +86,10 @@ class Registry:
             del self._workers[worker.worker_id]
             self._workers[worker.worker_id] = worker
 
+    def has(self, worker_id: str) -> bool:
+        """Whether the worker of this id is connected."""
+        return worker_id in self._workers
+
     def __iter__(self) -> Iterator[WorkerState]:
         return iter(self._workers.values())
 

@@ -21,8 +21,9 @@ def router_state(
     queue: RequestQueue[TokenStream],
     registry: Registry,
     sharing: SharingFigures,
+    num_workers: int,
 ) -> RouterState:
-    """Call it on the event loop."""
+    """Call it on the event loop; `num_workers` are connected or tried."""
     connected = list(registry)
     return RouterState(
         held=held,
@@ -33,7 +34,7 @@ def router_state(
         queue=Load(queue.num_requests, queue.num_tokens),
         queue_bounds=Load(config.max_queued_requests, config.max_queued_tokens),
         workers={
-            "configured": len(config.workers),
+            "known": num_workers,
             "connected": len(connected),
             "usable": sum(registry.understands(worker) for worker in connected),
             "failing": sum(worker.breaker.is_open for worker in connected),

@@ -51,6 +51,12 @@ _SECONDS = click.FloatRange(0)
 @click.option("--metrics-listen", default="", help="host:port for /metrics; empty: none.")
 @server_tls_flags
 @click.option(
+    "--redis-url",
+    default="",
+    help="Be found there by routers; it may hold a password: use the environment.",
+)
+@click.option("--advertise", default="", help="host:port at which they find it. Default: listen.")
+@click.option(
     "--attention-backend",
     type=click.Choice(ATTENTION_BACKENDS),
     default="auto",

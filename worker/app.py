@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -21,6 +22,7 @@ from worker.engine_output import EngineOutput
 from worker.engine_thread import EngineThread
 from worker.grammar.compiler import GrammarCompiler
 from worker.grammar.tokens import TokenTable
+from worker.lease import Lease, worker_lease
 from worker.metrics import WorkerMetrics, WorkerState
 from worker.servicer import WorkerServicer
 from worker.session_hub import SessionHub
@@ -45,6 +47,7 @@ class RunningWorker:
         servicer: WorkerServicer,
         thread: "EngineThread[WorkerFacts]",
         config: WorkerConfig,
+        lease: Lease,
     ) -> None:
         self.address = server.address
         self.metrics_address = ""
@@ -54,6 +57,7 @@ class RunningWorker:
         self._server = server
         self._servicer = servicer
         self._thread = thread
+        self._lease = lease
         self._hub: SessionHub | None = None
         self._facts: WorkerFacts | None = None
 
@@ -65,6 +69,7 @@ class RunningWorker:
         )
         self._servicer.start(self._hub, facts.info)
         await self._server.set_ready(True)
+        self._lease.begin()
         return facts
 
     async def crashed(self) -> BaseException:
@@ -74,6 +79,7 @@ class RunningWorker:
     async def drain(self, grace_s: float) -> int:
         """Take nothing new, let submits finish for `grace_s`; how many are left then."""
         await self._server.set_ready(False)
+        await self._lease.leave()
         if self._hub is None:
             return 0
         self._hub.draining = True
@@ -128,7 +134,7 @@ async def running_worker(
 
     On exit calls end first, the thread last, or not at all if its step hangs: the loop
     never waits for it, and whoever ends the process must not either. Raises TlsFileError for
-    unusable certificates.
+    unusable certificates, ValueError for an unusable URL of Redis.
     """
     tls = opened(config.tls)
     servicer = WorkerServicer()
@@ -151,8 +157,9 @@ async def running_worker(
         contextlib.AsyncExitStack() as compilers,
         _started(thread),
         running_server(add_services, (SERVICE,), config.listen, tls=tls) as server,
+        _lease(config, server.address) as lease,
     ):
-        worker = RunningWorker(server, servicer, thread, config)
+        worker = RunningWorker(server, servicer, thread, config, lease)
         async with _attended(worker, tls, config.metrics_listen):
             yield worker
 
@@ -177,6 +184,11 @@ def _built(
     from worker.build import build_engine
 
     return build_engine(config, progress, make_compiler)
+
+
+def _lease(config: WorkerConfig, address: str) -> AbstractAsyncContextManager[Lease]:
+    log = structlog.get_logger(service="worker")
+    return worker_lease(config.redis_url, config.advertise or address, log)
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,6 @@
 """What a worker can be told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from noria.plan.kv import DTYPE_BYTES
@@ -20,6 +20,7 @@ _COUNTS = (
     "local_workers",
     "cpu_threads",
 )
+_EVERYWHERE = ("", "0.0.0.0", "[::]", "::")
 DTYPES = ("auto", *DTYPE_BYTES)
 ATTENTION_BACKENDS = ("auto", "cpu_native", "torch")
 CPU_KERNELS = ("auto", "avx512_bf16", "avx512", "avx2")
@@ -48,6 +49,8 @@ class WorkerConfig:
     aliases                 further names that requests may use
     default_max_tokens      max_tokens of a request that names none; 0: the room left
     tls                     certificate, key and the routers' CA; None: no TLS
+    redis_url               where routers look for workers; empty: they are told the address
+    advertise               host:port at which routers find it there; empty: `listen`
     """
 
     model: Path
@@ -71,6 +74,8 @@ class WorkerConfig:
     drain_grace_s: float = 60.0
     aliases: tuple[str, ...] = ()
     tls: TlsFiles | None = None
+    redis_url: str = field(default="", repr=False)
+    advertise: str = ""
 
     @property
     def name(self) -> str:
@@ -83,16 +88,24 @@ class WorkerConfig:
         return max(1, self.max_num_seqs // 16)
 
     def __post_init__(self) -> None:
-        for field in _COUNTS:
-            value = getattr(self, field)
+        self._check_lease()
+        for name in _COUNTS:
+            value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{field} is {value}, at least 1 is needed")
-        for field, choices in _CHOICES.items():
-            value = getattr(self, field)
+                raise ValueError(f"{name} is {value}, at least 1 is needed")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
             if value not in choices:
-                raise ValueError(f"{field} is {value!r}, one of {', '.join(choices)} is needed")
+                raise ValueError(f"{name} is {value!r}, one of {', '.join(choices)} is needed")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below "
                 f"max_num_seqs {self.max_num_seqs}"
             )
+
+    def _check_lease(self) -> None:
+        host, _, port = (self.advertise or self.listen).rpartition(":")
+        if self.advertise and not (host and port.isdecimal()):
+            raise ValueError(f"advertise is {self.advertise!r}, host:port is needed")
+        if self.redis_url and not self.advertise and host in _EVERYWHERE:
+            raise ValueError(f"advertise is needed: nobody is found at {self.listen}")

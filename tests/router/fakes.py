@@ -63,13 +63,15 @@ class FakeClock:
 class FakeServer:
     """A servicer on loopback that can be stopped and started again on the same port."""
 
+    host = "127.0.0.1"
+
     def __init__(self) -> None:
         self.port = 0
         self._server: grpc.aio.Server | None = None
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def add_to(self, server: grpc.aio.Server) -> None:
         raise NotImplementedError
@@ -77,7 +79,7 @@ class FakeServer:
     async def start(self) -> None:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         self.add_to(self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -511,8 +513,8 @@ async def routed(
         await fake.start()
     settings = RouterConfig(
         tokenizers=tuple(each.address for each in tokenizers),
-        workers=tuple(worker.address for worker in fakes),
         **{
+            "workers": tuple(worker.address for worker in fakes),
             "listen": "127.0.0.1:0",
             "api_key_sha256": KEY_SHA256,
             "tick_s": 0.01,

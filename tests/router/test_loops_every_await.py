@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from noria.service.tasks import keep_running
-from router import app, connection
+from router import app, connection, worker_sessions
 from router.keys_file import KeysFile
 from router.loops import Loops
 from router.tokenizer import Tokenizer
@@ -38,7 +38,8 @@ BY_TIME = {"keys", "ticks"}
 @pytest.fixture
 def keys_file(tmp_path, monkeypatch):
     """A keys file; loops that end are begun again at once, sessions connected again soon."""
-    monkeypatch.setattr(app, "keep_running", functools.partial(keep_running, pause_s=0.01))
+    for module in (app, worker_sessions):
+        monkeypatch.setattr(module, "keep_running", functools.partial(keep_running, pause_s=0.01))
     monkeypatch.setattr(connection, "_MAX_DELAY_S", 0.05)
     path = tmp_path / "keys.toml"
     write(path, KEY)

@@ -155,7 +155,7 @@ async def test_workers_are_told_by_state():
     async with routed() as setup:
         registry = setup.router.metrics_registry
         figures = figures_of(registry)
-        assert [figures["noria_workers", s] for s in ("configured", "connected", "usable")] == [
+        assert [figures["noria_workers", s] for s in ("known", "connected", "usable")] == [
             1,
             1,
             1,
