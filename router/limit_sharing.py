@@ -100,7 +100,8 @@ class LimitSharing:
             return await waiting.verdict
         finally:
             if pending in book.pending:
-                # Whoever asked has left. What the store may grant is more than it is told next.
+                # Whoever asked has left. What the store grants all the same is more than it
+                # is told next, and comes back with that.
                 book.pending.remove(pending)
                 self._asked = [each for each in self._asked if each is not waiting]
 
@@ -137,16 +138,21 @@ class LimitSharing:
         """Renew all leases, some times within each: one exchange for many tenants."""
         while True:
             await asyncio.sleep(self._lease_s / _RENEWALS_PER_LEASE)
-            for book in self._books.holding():
-                if book.limits.are_shared:
-                    self._tell_later(book)
-            if self._untold:
-                self._wake.set()
+            self._tell_holding()
+
+    def _tell_holding(self) -> None:
+        for book in self._books.holding():
+            if book.limits.are_shared:
+                self._tell_later(book)
 
     async def _wait_out(self) -> None:
-        """Until the store is back nobody waits for it; what it missed is told then."""
+        """Until the store is back nobody waits for it; what it missed is told then.
+
+        So is all that is held: it may have come back with nothing.
+        """
         self._let_go()
         await self._store.wait_available()
+        self._tell_holding()
         self._log.info("limits_told_again", tenants=len(self._untold))
 
     def _tell_later(self, book: Book) -> None:
@@ -172,6 +178,8 @@ class LimitSharing:
         """One exchange with all that is asked. Raises StoreUnavailableError."""
         asked, self._asked = self._asked, []
         batch = self._batch(asked)
+        if not batch:
+            return
         statements = [
             self._books.statement(book, tuple(each.pending.ask for each in waiting))
             for book, waiting in batch.items()
@@ -204,8 +212,6 @@ class LimitSharing:
         book.acknowledge(known, self._clock())
         for each, verdict in zip(waiting, verdicts, strict=True):
             _answer(each, verdict)
-        if book.confirmed() != known:
-            self._tell_later(book)
 
     def _batch(self, asked: list[_Waiting]) -> dict[Book, list[_Waiting]]:
         """By tenant: what is asked, and the oldest of what is to be told."""
