@@ -167,7 +167,7 @@ async def disturb(store, outages):
         store.up.set()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(courses=st.lists(COURSES, min_size=3, max_size=25), outages=OUTAGES)
 def test_whatever_happens_everything_comes_back_and_what_was_used_is_charged(courses, outages):
     """RTR-02, for two routers and a store that comes and goes.
