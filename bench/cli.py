@@ -19,6 +19,7 @@ from bench.load.view import summary_table
 from bench.load.workload import Workload
 from bench.measure import Server, measured
 from bench.options import LENGTHS
+from bench.overhead.command import router
 from bench.quick import quick
 from bench.sweep import sweep
 from noria.client.connection import find_api_key
@@ -132,5 +133,5 @@ def _described(arrivals: Arrivals) -> str:
     return f"open loop, {rate:.2f} a second"
 
 
-for _command in (quick, sweep, compare):
+for _command in (quick, sweep, compare, router):
     bench.add_command(_command)

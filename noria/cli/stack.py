@@ -171,7 +171,7 @@ async def another_router(
     tokenizers = await _addresses(list(stack.children[: len(plan.models)]))
     spec = router_spec(plan, tokenizers, workers)
     async with running_child(spec, on_event, rule) as router:
-        yield await unless_died([router], _serving(router))
+        yield await unless_died([router], serving(router))
 
 
 async def worker_addresses(stack: RunningStack) -> list[str]:
@@ -191,13 +191,13 @@ async def _addresses(children: list[Child]) -> list[str]:
 
 async def _all_ready(children: list[Child], router: Child) -> str:
     """Wait until the router serves and all have said that they are ready; its address."""
-    address = await _serving(router)
+    address = await serving(router)
     for child in children:
         await child.event("ready")
     return address
 
 
-async def _serving(router: Child) -> str:
+async def serving(router: Child) -> str:
     """Wait until the router's health service says SERVING; its address."""
     (address,) = await _addresses([router])
     # gRPC starts threads of its own: it is loaded when all children run.
