@@ -143,7 +143,8 @@ def router(
         levels.append(asyncio.run(level(served, streams, interval, rounds, output_tokens)))
     table = new_table(
         "one router, one tokenizer, a worker that computes nothing, clients on the same cores",
-        "streams", "each ms", "tokens/s", "a message", "TTFT +ms p50", "p99", "token +ms p50", "p99",
+        "streams", "each ms", "tokens/s", "a message", "TTFT +ms p50", "p99",
+        "token +ms p50", "p99",
     )  # fmt: skip
     figures = [each.figures() for each in levels]
     for of in figures:
