@@ -9,6 +9,7 @@ from noria.service import errors
 from noria.v1 import admin_pb2, admin_pb2_grpc
 from router import wire_admin
 from router.calls import Calls, Context
+from router.fleet import Fleet
 from router.key_admin import KeyAdmin
 from router.store.keys import WallClock
 
@@ -21,8 +22,11 @@ _DEFAULT_CHANGES, _MAX_CHANGES = 100, 1000
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Answers operators."""
 
-    def __init__(self, keys: KeyAdmin, calls: Calls, wall_clock: WallClock = time.time) -> None:
+    def __init__(
+        self, keys: KeyAdmin, fleet: Fleet, calls: Calls, wall_clock: WallClock = time.time
+    ) -> None:
         self._keys = keys
+        self._fleet = fleet
         self._calls = calls
         self._wall_clock = wall_clock
 
@@ -93,6 +97,30 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.ListKeyChangesResponse(changes=map(wire_admin.key_change, changes))
 
         return await self._answer("ListKeyChanges", context, list_changes)
+
+    async def GetFleet(  # noqa: N802 - the wire's name
+        self, request: admin_pb2.GetFleetRequest, context: Context
+    ) -> admin_pb2.GetFleetResponse:
+        async def status(by: str) -> admin_pb2.GetFleetResponse:
+            return self._fleet.status()
+
+        return await self._answer("GetFleet", context, status)
+
+    async def ListRequests(  # noqa: N802 - the wire's name
+        self, request: admin_pb2.ListRequestsRequest, context: Context
+    ) -> admin_pb2.ListRequestsResponse:
+        async def list_requests(by: str) -> admin_pb2.ListRequestsResponse:
+            return self._fleet.requests(request)
+
+        return await self._answer("ListRequests", context, list_requests)
+
+    async def DrainWorker(  # noqa: N802 - the wire's name
+        self, request: admin_pb2.DrainWorkerRequest, context: Context
+    ) -> admin_pb2.DrainWorkerResponse:
+        async def drain(by: str) -> admin_pb2.DrainWorkerResponse:
+            return await self._fleet.drain(request.worker_id, draining=not request.undo, by=by)
+
+        return await self._answer("DrainWorker", context, drain)
 
     async def _answer(
         self, method: str, context: Context, answer: Callable[[str], Awaitable[T]]

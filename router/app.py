@@ -31,6 +31,7 @@ from router.connection import background
 from router.discovery import worker_sources
 from router.dispatch import Dispatcher
 from router.exchange import exchange
+from router.fleet import Fleet
 from router.key_admin import KeyAdmin
 from router.key_cache import KeyCache
 from router.keys_file import KeysFile
@@ -126,7 +127,7 @@ class Router:
         self._calls = self._new_calls()
         self._servicer = self._new_servicer(seed_source)
         key_admin = KeyAdmin(store.keys, self._keys, time.time, log)
-        self._admin = AdminServicer(key_admin, self._calls)
+        self._admin = AdminServicer(key_admin, self._new_fleet(), self._calls)
         self._loops = self._new_loops(keys_file)
         self._listen()
 
@@ -308,6 +309,22 @@ class Router:
             on_end=self._on_end,
             on_late=self._metrics.on_late,
             on_refused=self._metrics.on_refused,
+            clock=self._clock,
+            log=self._log,
+        )
+
+    def _new_fleet(self) -> Fleet:
+        return Fleet(
+            self._instance_id,
+            lambda: self._config.workers,
+            self.registry,
+            self._tokenizers,
+            self._queue,
+            self._config.max_queued_requests,
+            self._live,
+            self._store,
+            self._ready.is_set,
+            begun_at=self._clock(),
             clock=self._clock,
             log=self._log,
         )

@@ -6,6 +6,7 @@ nothing about a worker.
 """
 
 from collections import deque
+from enum import Enum, auto
 
 WINDOW = 20
 MIN_FAILURES = 5
@@ -14,6 +15,14 @@ FAILING_SHARE = 0.5
 PROBES_TO_CLOSE = 2
 FIRST_REST_S = 5.0
 MAX_REST_S = 60.0
+
+
+class BreakerState(Enum):
+    """Named as `noria.v1.BreakerState`."""
+
+    CLOSED = auto()
+    OPEN = auto()
+    HALF_OPEN = auto()
 
 
 class Breaker:
@@ -35,6 +44,11 @@ class Breaker:
     def is_open(self) -> bool:
         """Whether the worker is taken for failing, probes included."""
         return self._open_until is not None
+
+    def state(self, now: float) -> BreakerState:
+        if self._open_until is None:
+            return BreakerState.CLOSED
+        return BreakerState.HALF_OPEN if now >= self._open_until else BreakerState.OPEN
 
     def admits(self, now: float) -> bool:
         """Whether the worker may be given a request."""

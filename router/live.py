@@ -41,6 +41,10 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._live)
 
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """Those being answered now, oldest first."""
+        return iter(list(self._live.values()))
+
     @contextlib.contextmanager
     def hold(self, request: LiveRequest) -> Iterator[None]:
         """The request is live as long as the block."""

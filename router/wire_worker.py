@@ -108,6 +108,8 @@ def load_report(load: worker_pb2.Load, now: float) -> LoadReport:
         step_age_s=load.step_age_ms / 1000,
         preparing=load.preparing,
         priorities=tuple(map(_priority_load, load.priorities)),
+        cached_blocks=load.cached_blocks,
+        tokens_per_second=load.tokens_per_second,
     )
 
 

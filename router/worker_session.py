@@ -76,6 +76,10 @@ class WorkerSession:
         abort = worker_pb2.AbortChoice(submit_number=submit_number, choice=choice)
         self._outbox.put(worker_pb2.SessionRequest(abort_choice=abort))
 
+    def set_draining(self, draining: bool) -> None:
+        told = worker_pb2.SetDraining(draining=draining)
+        self._outbox.put(worker_pb2.SessionRequest(set_draining=told))
+
     async def _connect(self) -> None:
         async with aio_channel(self._address, self._tls, SESSION_OPTIONS) as channel:
             call = worker_pb2_grpc.WorkerServiceStub(channel).Session()

@@ -88,6 +88,8 @@ class LoadReport:
     step_age_s: float = 0.0
     preparing: int = 0
     priorities: tuple[PriorityLoad, ...] = ()
+    cached_blocks: int = 0
+    tokens_per_second: float = 0.0
 
     def ahead_of(self, priority: int | None) -> Ahead:
         """What a request of this priority finds in its way; None: all that there is."""
@@ -124,6 +126,8 @@ class WorkerLine(Protocol):
     def abort(self, submit_number: int) -> None: ...
 
     def abort_choice(self, submit_number: int, choice: int) -> None: ...
+
+    def set_draining(self, draining: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -207,6 +211,10 @@ class WorkerState:
         attempt = self.attempts.get(submit_number)
         if attempt is not None and attempt.wanted:
             self._line.abort_choice(submit_number, choice)
+
+    def set_draining(self, draining: bool) -> None:
+        """Ask it to take nothing new, or to take requests again; its load says when it does."""
+        self._line.set_draining(draining)
 
     def give_up_unstarted(self) -> int:
         """Let requests without a first token be placed elsewhere; how many there were."""

@@ -168,8 +168,8 @@ def _admin(protos: Protos) -> Iterator[str]:
     service = protos.services["AdminService"]
     yield f"## Administration\n\n{service.comment}\n"
     yield (
-        "`noria keys` calls it. Its messages are described in\n"
-        "[admin.proto](../protos/noria/v1/admin.proto).\n"
+        "`noria keys`, `noria status`, `noria ps` and `noria drain` call it. Its messages are\n"
+        "described in [admin.proto](../protos/noria/v1/admin.proto).\n"
     )
     yield _table(("Method", "Meaning"), ((f"`{m.name}`", m.comment) for m in service.methods))
 

@@ -82,7 +82,7 @@ class RunningWorker:
         await self._lease.leave()
         if self._hub is None:
             return 0
-        self._hub.draining = True
+        self._hub.stopping = True
         for _ in range(round(grace_s / _POLL_S)):
             if self._hub.num_live == 0:
                 break

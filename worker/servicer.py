@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import grpc
+import structlog
 
 from noria.reasons import RequestError
 from noria.service import errors
@@ -86,6 +87,11 @@ async def _read(requests: AsyncIterator[worker_pb2.SessionRequest], session: Ses
             case "abort_choice":
                 session.abort_choice(
                     request.abort_choice.submit_number, request.abort_choice.choice
+                )
+            case "set_draining":
+                session.set_draining(request.set_draining.draining)
+                structlog.get_logger(service="worker").info(
+                    "drain_ordered", draining=request.set_draining.draining
                 )
             case _:
                 # A second hello, or a message of a later version: nothing to do.

@@ -21,7 +21,10 @@ from worker.submission import Submission
 class Hub(Protocol):
     """The worker behind its sessions."""
 
-    draining: bool
+    @property
+    def draining(self) -> bool: ...
+    def set_draining(self, draining: bool) -> None: ...
+
     accounts: Accounts
 
     def new_sequence(self, submit: worker_pb2.Submit) -> Sequence: ...
@@ -88,6 +91,10 @@ class Session:
         """End one choice of a submit; unknown numbers are ignored, as is one that has ended."""
         if submit_number in self._live:
             self._hub.abort_choice(self._live[submit_number], choice)
+
+    def set_draining(self, draining: bool) -> None:
+        """Take nothing new from any router, or take requests again."""
+        self._hub.set_draining(draining)
 
     def abort_all(self) -> None:
         """End everything of this session and forget it: nobody is left to tell."""

@@ -51,7 +51,8 @@ class SessionHub:
     ) -> None:
         """`pieces`: the bytes of each token id, for the records of traced steps."""
         self.engine = engine
-        self.draining = False
+        # The first is for good; the second is taken back by any router.
+        self.stopping = self.drained = False
         self.accounts = Accounts()
         self._limits = limits
         self._hidden_size = hidden_size
@@ -60,6 +61,16 @@ class SessionHub:
         self._sessions: set[Session] = set()
         self._routes: dict[int, tuple[Session, Submission]] = {}
         self._next_sequence_id = 1
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is taken."""
+        return self.stopping or self.drained
+
+    def set_draining(self, draining: bool) -> None:
+        """Take nothing new, or take requests again; every router hears of it at once."""
+        self.drained = draining
+        self.report_loads()
 
     @property
     def num_live(self) -> int:

@@ -17,6 +17,7 @@ _KEYS_TOML = """\
 # Who may call: read again whenever it changes. Keys stand here as SHA-256 in hex alone.
 [[tenants]]
 name = "default"
+admin = true
 
 [[tenants.keys]]
 sha256 = "{digest}"

@@ -8,6 +8,7 @@ from noria.cli.batch import batch
 from noria.cli.chat import chat
 from noria.cli.demo import demo
 from noria.cli.fetch import fetch
+from noria.cli.fleet import drain, ps, status
 from noria.cli.keys_command import keys
 from noria.cli.plan import plan
 from noria.cli.tls import tls_of, tls_options, told_warnings
@@ -62,5 +63,5 @@ def main(
     context.with_resource(told_warnings())
 
 
-for _command in (up, chat, batch, plan, demo, fetch, keys):
+for _command in (up, chat, batch, plan, demo, fetch, keys, status, ps, drain):
     main.add_command(_command)

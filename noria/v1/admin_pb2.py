@@ -22,49 +22,78 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from noria.v1 import common_pb2 as noria_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14noria/v1/admin.proto\x12\x08noria.v1\"\x16\n\x05Names\x12\r\n\x05names\x18\x01 \x03(\t\"\xb4\x03\n\x0bTenantScope\x12\x1f\n\x06models\x18\x01 \x01(\x0b\x32\x0f.noria.v1.Names\x12 \n\x07methods\x18\x02 \x01(\x0b\x32\x0f.noria.v1.Names\x12\x1d\n\x10priority_ceiling\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_group\x18\x04 \x01(\t\x12\r\n\x05\x61\x64min\x18\x05 \x01(\x08\x12 \n\x13requests_per_minute\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x07 \x01(\x03H\x02\x88\x01\x01\x12 \n\x13\x63oncurrent_requests\x18\x08 \x01(\x03H\x03\x88\x01\x01\x12\x1f\n\x12\x63oncurrent_encodes\x18\t \x01(\x03H\x04\x88\x01\x01\x12\x18\n\x0bqueue_share\x18\n \x01(\x01H\x05\x88\x01\x01\x42\x13\n\x11_priority_ceilingB\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minuteB\x16\n\x14_concurrent_requestsB\x15\n\x13_concurrent_encodesB\x0e\n\x0c_queue_share\"\xd8\x01\n\x03Key\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12\x1c\n\x0f\x63reated_unix_us\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x65xpires_unix_us\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0frevoked_unix_us\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x0c\n\x04live\x18\x07 \x01(\x08\x42\x12\n\x10_created_unix_usB\x12\n\x10_expires_unix_usB\x12\n\x10_revoked_unix_us\"<\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x05scope\x18\x02 \x01(\x0b\x32\x15.noria.v1.TenantScope\"X\n\tKeyChange\x12\x0f\n\x07unix_us\x18\x01 \x01(\x03\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"F\n\x10SetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x05scope\x18\x02 \x01(\x0b\x32\x15.noria.v1.TenantScope\"\x13\n\x11SetTenantResponse\"_\n\x10\x43reateKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x1a\n\rexpires_in_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_expires_in_ms\"\\\n\x11\x43reateKeyResponse\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.noria.v1.Key\x12\x0f\n\x07\x61pi_key\x18\x02 \x01(\t\x12\x1a\n\x12until_router_stops\x18\x03 \x01(\x08\"7\n\x0fListKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0cinclude_void\x18\x02 \x01(\x08\"R\n\x10ListKeysResponse\x12!\n\x07tenants\x18\x01 \x03(\x0b\x32\x10.noria.v1.Tenant\x12\x1b\n\x04keys\x18\x02 \x03(\x0b\x32\r.noria.v1.Key\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"/\n\x11RevokeKeyResponse\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.noria.v1.Key\"P\n\x10\x45xpireKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x1a\n\rexpires_in_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_expires_in_ms\"/\n\x11\x45xpireKeyResponse\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.noria.v1.Key\"5\n\x15ListKeyChangesRequest\x12\x12\n\x05limit\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x08\n\x06_limit\">\n\x16ListKeyChangesResponse\x12$\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x13.noria.v1.KeyChange2\xbe\x03\n\x0c\x41\x64minService\x12\x44\n\tSetTenant\x12\x1a.noria.v1.SetTenantRequest\x1a\x1b.noria.v1.SetTenantResponse\x12\x44\n\tCreateKey\x12\x1a.noria.v1.CreateKeyRequest\x1a\x1b.noria.v1.CreateKeyResponse\x12\x41\n\x08ListKeys\x12\x19.noria.v1.ListKeysRequest\x1a\x1a.noria.v1.ListKeysResponse\x12\x44\n\tRevokeKey\x12\x1a.noria.v1.RevokeKeyRequest\x1a\x1b.noria.v1.RevokeKeyResponse\x12\x44\n\tExpireKey\x12\x1a.noria.v1.ExpireKeyRequest\x1a\x1b.noria.v1.ExpireKeyResponse\x12S\n\x0eListKeyChanges\x12\x1f.noria.v1.ListKeyChangesRequest\x1a .noria.v1.ListKeyChangesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14noria/v1/admin.proto\x12\x08noria.v1\x1a\x15noria/v1/common.proto\"\x16\n\x05Names\x12\r\n\x05names\x18\x01 \x03(\t\"\xb4\x03\n\x0bTenantScope\x12\x1f\n\x06models\x18\x01 \x01(\x0b\x32\x0f.noria.v1.Names\x12 \n\x07methods\x18\x02 \x01(\x0b\x32\x0f.noria.v1.Names\x12\x1d\n\x10priority_ceiling\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0b\x63\x61\x63he_group\x18\x04 \x01(\t\x12\r\n\x05\x61\x64min\x18\x05 \x01(\x08\x12 \n\x13requests_per_minute\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x07 \x01(\x03H\x02\x88\x01\x01\x12 \n\x13\x63oncurrent_requests\x18\x08 \x01(\x03H\x03\x88\x01\x01\x12\x1f\n\x12\x63oncurrent_encodes\x18\t \x01(\x03H\x04\x88\x01\x01\x12\x18\n\x0bqueue_share\x18\n \x01(\x01H\x05\x88\x01\x01\x42\x13\n\x11_priority_ceilingB\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minuteB\x16\n\x14_concurrent_requestsB\x15\n\x13_concurrent_encodesB\x0e\n\x0c_queue_share\"\xd8\x01\n\x03Key\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12\x1c\n\x0f\x63reated_unix_us\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x65xpires_unix_us\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0frevoked_unix_us\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x0c\n\x04live\x18\x07 \x01(\x08\x42\x12\n\x10_created_unix_usB\x12\n\x10_expires_unix_usB\x12\n\x10_revoked_unix_us\"<\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x05scope\x18\x02 \x01(\x0b\x32\x15.noria.v1.TenantScope\"X\n\tKeyChange\x12\x0f\n\x07unix_us\x18\x01 \x01(\x03\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"F\n\x10SetTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x05scope\x18\x02 \x01(\x0b\x32\x15.noria.v1.TenantScope\"\x13\n\x11SetTenantResponse\"_\n\x10\x43reateKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x1a\n\rexpires_in_ms\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_expires_in_ms\"\\\n\x11\x43reateKeyResponse\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.noria.v1.Key\x12\x0f\n\x07\x61pi_key\x18\x02 \x01(\t\x12\x1a\n\x12until_router_stops\x18\x03 \x01(\x08\"7\n\x0fListKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0cinclude_void\x18\x02 \x01(\x08\"R\n\x10ListKeysResponse\x12!\n\x07tenants\x18\x01 \x03(\x0b\x32\x10.noria.v1.Tenant\x12\x1b\n\x04keys\x18\x02 \x03(\x0b\x32\r.noria.v1.Key\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"/\n\x11RevokeKeyResponse\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.noria.v1.Key\"P\n\x10\x45xpireKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x1a\n\rexpires_in_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_expires_in_ms\"/\n\x11\x45xpireKeyResponse\x12\x1a\n\x03key\x18\x01 \x01(\x0b\x32\r.noria.v1.Key\"5\n\x15ListKeyChangesRequest\x12\x12\n\x05limit\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x08\n\x06_limit\">\n\x16ListKeyChangesResponse\x12$\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x13.noria.v1.KeyChange\"\x11\n\x0fGetFleetRequest\"\xdf\x01\n\x10GetFleetResponse\x12&\n\x06router\x18\x01 \x01(\x0b\x32\x16.noria.v1.RouterStatus\x12%\n\x06models\x18\x02 \x03(\x0b\x32\x15.noria.v1.ModelStatus\x12\'\n\x07workers\x18\x03 \x03(\x0b\x32\x16.noria.v1.WorkerStatus\x12-\n\ntokenizers\x18\x04 \x03(\x0b\x32\x19.noria.v1.TokenizerStatus\x12$\n\x05store\x18\x05 \x01(\x0b\x32\x15.noria.v1.StoreStatus\"\xa2\x01\n\x0cRouterStatus\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x02\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x15\n\rlive_requests\x18\x05 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x06 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x07 \x01(\r\"\\\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x17\n\x0fqueued_requests\x18\x03 \x01(\r\x12\x15\n\rqueued_tokens\x18\x04 \x01(\r\"\xe5\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.noria.v1.WorkerState\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\t \x01(\r\x12\x15\n\rcached_blocks\x18\n \x01(\r\x12\x12\n\nblock_size\x18\x0b \x01(\r\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x02\x12\x12\n\nstep_age_s\x18\r \x01(\x02\x12\x14\n\x0cown_requests\x18\x0e \x01(\r\x12\'\n\x07\x62reaker\x18\x0f \x01(\x0e\x32\x16.noria.v1.BreakerState\"S\n\x0fTokenizerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\n\n\x02up\x18\x03 \x01(\x08\x12\x14\n\x0copen_outputs\x18\x04 \x01(\r\")\n\x0bStoreStatus\x12\x0e\n\x06shared\x18\x01 \x01(\x08\x12\n\n\x02up\x18\x02 \x01(\x08\"R\n\x13ListRequestsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\x05limit\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_limit\"N\n\x14ListRequestsResponse\x12\'\n\x08requests\x18\x01 \x03(\x0b\x32\x15.noria.v1.LiveRequest\x12\r\n\x05total\x18\x02 \x01(\r\"\xe5\x01\n\x0bLiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\"\n\x05phase\x18\x06 \x01(\x0e\x32\x13.noria.v1.PhaseKind\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x02\x12\x14\n\x0cinput_tokens\x18\x08 \x01(\r\x12\x15\n\routput_tokens\x18\t \x01(\r\x12\x11\n\tworker_id\x18\n \x01(\t\x12\x10\n\x08\x61ttempts\x18\x0b \x01(\r\"5\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"S\n\x13\x44rainWorkerResponse\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.noria.v1.WorkerStatus\x12\x14\n\x0cothers_ready\x18\x02 \x01(\r*\xe6\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x18\n\x14WORKER_STATE_STALLED\x10\x03\x12\x18\n\x14WORKER_STATE_FAILING\x10\x04\x12\x17\n\x13WORKER_STATE_SILENT\x10\x05\x12\x1b\n\x17WORKER_STATE_MISMATCHED\x10\x06\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x07*|\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x02\x12\x1b\n\x17\x42REAKER_STATE_HALF_OPEN\x10\x03\x32\x9c\x05\n\x0c\x41\x64minService\x12\x44\n\tSetTenant\x12\x1a.noria.v1.SetTenantRequest\x1a\x1b.noria.v1.SetTenantResponse\x12\x44\n\tCreateKey\x12\x1a.noria.v1.CreateKeyRequest\x1a\x1b.noria.v1.CreateKeyResponse\x12\x41\n\x08ListKeys\x12\x19.noria.v1.ListKeysRequest\x1a\x1a.noria.v1.ListKeysResponse\x12\x44\n\tRevokeKey\x12\x1a.noria.v1.RevokeKeyRequest\x1a\x1b.noria.v1.RevokeKeyResponse\x12\x44\n\tExpireKey\x12\x1a.noria.v1.ExpireKeyRequest\x1a\x1b.noria.v1.ExpireKeyResponse\x12S\n\x0eListKeyChanges\x12\x1f.noria.v1.ListKeyChangesRequest\x1a .noria.v1.ListKeyChangesResponse\x12\x41\n\x08GetFleet\x12\x19.noria.v1.GetFleetRequest\x1a\x1a.noria.v1.GetFleetResponse\x12M\n\x0cListRequests\x12\x1d.noria.v1.ListRequestsRequest\x1a\x1e.noria.v1.ListRequestsResponse\x12J\n\x0b\x44rainWorker\x12\x1c.noria.v1.DrainWorkerRequest\x1a\x1d.noria.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noria.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NAMES']._serialized_start=34
-  _globals['_NAMES']._serialized_end=56
-  _globals['_TENANTSCOPE']._serialized_start=59
-  _globals['_TENANTSCOPE']._serialized_end=495
-  _globals['_KEY']._serialized_start=498
-  _globals['_KEY']._serialized_end=714
-  _globals['_TENANT']._serialized_start=716
-  _globals['_TENANT']._serialized_end=776
-  _globals['_KEYCHANGE']._serialized_start=778
-  _globals['_KEYCHANGE']._serialized_end=866
-  _globals['_SETTENANTREQUEST']._serialized_start=868
-  _globals['_SETTENANTREQUEST']._serialized_end=938
-  _globals['_SETTENANTRESPONSE']._serialized_start=940
-  _globals['_SETTENANTRESPONSE']._serialized_end=959
-  _globals['_CREATEKEYREQUEST']._serialized_start=961
-  _globals['_CREATEKEYREQUEST']._serialized_end=1056
-  _globals['_CREATEKEYRESPONSE']._serialized_start=1058
-  _globals['_CREATEKEYRESPONSE']._serialized_end=1150
-  _globals['_LISTKEYSREQUEST']._serialized_start=1152
-  _globals['_LISTKEYSREQUEST']._serialized_end=1207
-  _globals['_LISTKEYSRESPONSE']._serialized_start=1209
-  _globals['_LISTKEYSRESPONSE']._serialized_end=1291
-  _globals['_REVOKEKEYREQUEST']._serialized_start=1293
-  _globals['_REVOKEKEYREQUEST']._serialized_end=1327
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=1329
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=1376
-  _globals['_EXPIREKEYREQUEST']._serialized_start=1378
-  _globals['_EXPIREKEYREQUEST']._serialized_end=1458
-  _globals['_EXPIREKEYRESPONSE']._serialized_start=1460
-  _globals['_EXPIREKEYRESPONSE']._serialized_end=1507
-  _globals['_LISTKEYCHANGESREQUEST']._serialized_start=1509
-  _globals['_LISTKEYCHANGESREQUEST']._serialized_end=1562
-  _globals['_LISTKEYCHANGESRESPONSE']._serialized_start=1564
-  _globals['_LISTKEYCHANGESRESPONSE']._serialized_end=1626
-  _globals['_ADMINSERVICE']._serialized_start=1629
-  _globals['_ADMINSERVICE']._serialized_end=2075
+  _globals['_WORKERSTATE']._serialized_start=3180
+  _globals['_WORKERSTATE']._serialized_end=3410
+  _globals['_BREAKERSTATE']._serialized_start=3412
+  _globals['_BREAKERSTATE']._serialized_end=3536
+  _globals['_NAMES']._serialized_start=57
+  _globals['_NAMES']._serialized_end=79
+  _globals['_TENANTSCOPE']._serialized_start=82
+  _globals['_TENANTSCOPE']._serialized_end=518
+  _globals['_KEY']._serialized_start=521
+  _globals['_KEY']._serialized_end=737
+  _globals['_TENANT']._serialized_start=739
+  _globals['_TENANT']._serialized_end=799
+  _globals['_KEYCHANGE']._serialized_start=801
+  _globals['_KEYCHANGE']._serialized_end=889
+  _globals['_SETTENANTREQUEST']._serialized_start=891
+  _globals['_SETTENANTREQUEST']._serialized_end=961
+  _globals['_SETTENANTRESPONSE']._serialized_start=963
+  _globals['_SETTENANTRESPONSE']._serialized_end=982
+  _globals['_CREATEKEYREQUEST']._serialized_start=984
+  _globals['_CREATEKEYREQUEST']._serialized_end=1079
+  _globals['_CREATEKEYRESPONSE']._serialized_start=1081
+  _globals['_CREATEKEYRESPONSE']._serialized_end=1173
+  _globals['_LISTKEYSREQUEST']._serialized_start=1175
+  _globals['_LISTKEYSREQUEST']._serialized_end=1230
+  _globals['_LISTKEYSRESPONSE']._serialized_start=1232
+  _globals['_LISTKEYSRESPONSE']._serialized_end=1314
+  _globals['_REVOKEKEYREQUEST']._serialized_start=1316
+  _globals['_REVOKEKEYREQUEST']._serialized_end=1350
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=1352
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=1399
+  _globals['_EXPIREKEYREQUEST']._serialized_start=1401
+  _globals['_EXPIREKEYREQUEST']._serialized_end=1481
+  _globals['_EXPIREKEYRESPONSE']._serialized_start=1483
+  _globals['_EXPIREKEYRESPONSE']._serialized_end=1530
+  _globals['_LISTKEYCHANGESREQUEST']._serialized_start=1532
+  _globals['_LISTKEYCHANGESREQUEST']._serialized_end=1585
+  _globals['_LISTKEYCHANGESRESPONSE']._serialized_start=1587
+  _globals['_LISTKEYCHANGESRESPONSE']._serialized_end=1649
+  _globals['_GETFLEETREQUEST']._serialized_start=1651
+  _globals['_GETFLEETREQUEST']._serialized_end=1668
+  _globals['_GETFLEETRESPONSE']._serialized_start=1671
+  _globals['_GETFLEETRESPONSE']._serialized_end=1894
+  _globals['_ROUTERSTATUS']._serialized_start=1897
+  _globals['_ROUTERSTATUS']._serialized_end=2059
+  _globals['_MODELSTATUS']._serialized_start=2061
+  _globals['_MODELSTATUS']._serialized_end=2153
+  _globals['_WORKERSTATUS']._serialized_start=2156
+  _globals['_WORKERSTATUS']._serialized_end=2513
+  _globals['_TOKENIZERSTATUS']._serialized_start=2515
+  _globals['_TOKENIZERSTATUS']._serialized_end=2598
+  _globals['_STORESTATUS']._serialized_start=2600
+  _globals['_STORESTATUS']._serialized_end=2641
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=2643
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=2725
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=2727
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=2805
+  _globals['_LIVEREQUEST']._serialized_start=2808
+  _globals['_LIVEREQUEST']._serialized_end=3037
+  _globals['_DRAINWORKERREQUEST']._serialized_start=3039
+  _globals['_DRAINWORKERREQUEST']._serialized_end=3092
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=3094
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=3177
+  _globals['_ADMINSERVICE']._serialized_start=3539
+  _globals['_ADMINSERVICE']._serialized_end=4207
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,8 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from noria.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +19,74 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _WorkerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_STATE_UNSPECIFIED: _WorkerState.ValueType  # 0
+    WORKER_STATE_READY: _WorkerState.ValueType  # 1
+    """It is given requests."""
+    WORKER_STATE_DRAINING: _WorkerState.ValueType  # 2
+    """It takes nothing new: it was told so, or is stopping."""
+    WORKER_STATE_STALLED: _WorkerState.ValueType  # 3
+    """Its step does not end."""
+    WORKER_STATE_FAILING: _WorkerState.ValueType  # 4
+    """It fails requests: it rests, or is tried with one at a time."""
+    WORKER_STATE_SILENT: _WorkerState.ValueType  # 5
+    """It has not reported its load for too long."""
+    WORKER_STATE_MISMATCHED: _WorkerState.ValueType  # 6
+    """Its vocabulary is not its tokenizer's, or it has no tokenizer."""
+    WORKER_STATE_UNREACHABLE: _WorkerState.ValueType  # 7
+    """It is not connected."""
+
+class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
+    """WorkerState says whether a worker is given requests, and why not."""
+
+WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
+WORKER_STATE_READY: WorkerState.ValueType  # 1
+"""It is given requests."""
+WORKER_STATE_DRAINING: WorkerState.ValueType  # 2
+"""It takes nothing new: it was told so, or is stopping."""
+WORKER_STATE_STALLED: WorkerState.ValueType  # 3
+"""Its step does not end."""
+WORKER_STATE_FAILING: WorkerState.ValueType  # 4
+"""It fails requests: it rests, or is tried with one at a time."""
+WORKER_STATE_SILENT: WorkerState.ValueType  # 5
+"""It has not reported its load for too long."""
+WORKER_STATE_MISMATCHED: WorkerState.ValueType  # 6
+"""Its vocabulary is not its tokenizer's, or it has no tokenizer."""
+WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 7
+"""It is not connected."""
+Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
+
+class _BreakerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BreakerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BreakerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BREAKER_STATE_UNSPECIFIED: _BreakerState.ValueType  # 0
+    BREAKER_STATE_CLOSED: _BreakerState.ValueType  # 1
+    """Requests pass."""
+    BREAKER_STATE_OPEN: _BreakerState.ValueType  # 2
+    """The worker rests."""
+    BREAKER_STATE_HALF_OPEN: _BreakerState.ValueType  # 3
+    """It is tried with one request at a time."""
+
+class BreakerState(_BreakerState, metaclass=_BreakerStateEnumTypeWrapper):
+    """BreakerState is that of a circuit breaker."""
+
+BREAKER_STATE_UNSPECIFIED: BreakerState.ValueType  # 0
+BREAKER_STATE_CLOSED: BreakerState.ValueType  # 1
+"""Requests pass."""
+BREAKER_STATE_OPEN: BreakerState.ValueType  # 2
+"""The worker rests."""
+BREAKER_STATE_HALF_OPEN: BreakerState.ValueType  # 3
+"""It is tried with one request at a time."""
+Global___BreakerState: _TypeAlias = BreakerState  # noqa: Y015
 
 @_typing.final
 class Names(_message.Message):
@@ -538,3 +608,458 @@ class ListKeyChangesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListKeyChangesResponse: _TypeAlias = ListKeyChangesResponse  # noqa: Y015
+
+@_typing.final
+class GetFleetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFleetRequest: _TypeAlias = GetFleetRequest  # noqa: Y015
+
+@_typing.final
+class GetFleetResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    TOKENIZERS_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def router(self) -> Global___RouterStatus:
+        """The one that answers."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]:
+        """By name; those that are served, and those that requests wait for."""
+
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
+        """By model and address; those of the configuration that are not connected
+        last.
+        """
+
+    @_builtins.property
+    def tokenizers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizerStatus]:
+        """By address."""
+
+    @_builtins.property
+    def store(self) -> Global___StoreStatus:
+        """What routers share."""
+
+    def __init__(
+        self,
+        *,
+        router: Global___RouterStatus | None = ...,
+        models: _abc.Iterable[Global___ModelStatus] | None = ...,
+        workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
+        tokenizers: _abc.Iterable[Global___TokenizerStatus] | None = ...,
+        store: Global___StoreStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router", "store", b"store"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "router", b"router", "store", b"store", "tokenizers", b"tokenizers", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
+
+@_typing.final
+class RouterStatus(_message.Message):
+    """RouterStatus is one router."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    LIVE_REQUESTS_FIELD_NUMBER: _builtins.int
+    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    """Part of the ids of its requests; another one at each start."""
+    version: _builtins.str
+    """The package's."""
+    uptime_s: _builtins.float
+    """Seconds since it began to serve."""
+    ready: _builtins.bool
+    """Ready: it takes requests, and has a worker and its tokenizer."""
+    live_requests: _builtins.int
+    """Requests that it is answering, the queued ones included."""
+    queued_requests: _builtins.int
+    """Requests that no worker has taken yet."""
+    max_queued_requests: _builtins.int
+    """How many of these there may be."""
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        version: _builtins.str = ...,
+        uptime_s: _builtins.float = ...,
+        ready: _builtins.bool = ...,
+        live_requests: _builtins.int = ...,
+        queued_requests: _builtins.int = ...,
+        max_queued_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "live_requests", b"live_requests", "max_queued_requests", b"max_queued_requests", "queued_requests", b"queued_requests", "ready", b"ready", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
+
+@_typing.final
+class ModelStatus(_message.Message):
+    """ModelStatus is one model at this router. What its workers hold is the sum over
+    these.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its own name."""
+    queued_requests: _builtins.int
+    """Requests that wait for a worker."""
+    queued_tokens: _builtins.int
+    """Their prompts' tokens."""
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Further names."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
+        queued_requests: _builtins.int = ...,
+        queued_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "name", b"name", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
+
+@_typing.final
+class WorkerStatus(_message.Message):
+    """WorkerStatus is one worker as it reported itself last. An unreachable one has
+    an id and a state alone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    STEP_AGE_S_FIELD_NUMBER: _builtins.int
+    OWN_REQUESTS_FIELD_NUMBER: _builtins.int
+    BREAKER_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Its address."""
+    instance_id: _builtins.str
+    """Random at each of its starts."""
+    model: _builtins.str
+    """What it serves."""
+    state: Global___WorkerState.ValueType
+    """Whether it is given requests."""
+    running: _builtins.int
+    """Sequences in its batch, of all routers."""
+    waiting: _builtins.int
+    """Sequences that wait there for a place."""
+    max_num_seqs: _builtins.int
+    """Places in its batch."""
+    num_blocks: _builtins.int
+    """KV blocks in all."""
+    free_blocks: _builtins.int
+    """KV blocks that hold nothing needed."""
+    cached_blocks: _builtins.int
+    """Of these, blocks that still hold a cached prefix."""
+    block_size: _builtins.int
+    """Tokens of one block."""
+    tokens_per_second: _builtins.float
+    """Tokens chosen in a second."""
+    step_age_s: _builtins.float
+    """For how long the step now running has been running, in seconds."""
+    own_requests: _builtins.int
+    """Requests that this router has there."""
+    breaker: Global___BreakerState.ValueType
+    """Whether it is trusted."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        state: Global___WorkerState.ValueType = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        max_num_seqs: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        free_blocks: _builtins.int = ...,
+        cached_blocks: _builtins.int = ...,
+        block_size: _builtins.int = ...,
+        tokens_per_second: _builtins.float = ...,
+        step_age_s: _builtins.float = ...,
+        own_requests: _builtins.int = ...,
+        breaker: Global___BreakerState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "breaker", b"breaker", "cached_blocks", b"cached_blocks", "free_blocks", b"free_blocks", "instance_id", b"instance_id", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "own_requests", b"own_requests", "running", b"running", "state", b"state", "step_age_s", b"step_age_s", "tokens_per_second", b"tokens_per_second", "waiting", b"waiting", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class TokenizerStatus(_message.Message):
+    """TokenizerStatus is one tokenizer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    OPEN_OUTPUTS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """Where it is."""
+    model: _builtins.str
+    """What it calls its model; empty before it was connected."""
+    up: _builtins.bool
+    """Whether it is connected and takes new outputs."""
+    open_outputs: _builtins.int
+    """Outputs of this router that it decodes."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        model: _builtins.str = ...,
+        up: _builtins.bool = ...,
+        open_outputs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "model", b"model", "open_outputs", b"open_outputs", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizerStatus: _TypeAlias = TokenizerStatus  # noqa: Y015
+
+@_typing.final
+class StoreStatus(_message.Message):
+    """StoreStatus is what routers share."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARED_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    shared: _builtins.bool
+    """A Redis; else this router has only itself."""
+    up: _builtins.bool
+    """Whether it answers."""
+    def __init__(
+        self,
+        *,
+        shared: _builtins.bool = ...,
+        up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shared", b"shared", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreStatus: _TypeAlias = StoreStatus  # noqa: Y015
+
+@_typing.final
+class ListRequestsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Only this tenant's. Empty: all."""
+    model: _builtins.str
+    """Only this model's, by its own name. Empty: all."""
+    limit: _builtins.int
+    """How many; from 1 to 10000. Absent: 1000."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        limit: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "model", b"model", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """How many there are, those beyond the limit included."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveRequest]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___LiveRequest] | None = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class LiveRequest(_message.Message):
+    """LiveRequest is one request on its way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in the initial metadata of its call."""
+    tenant: _builtins.str
+    """Whose it is."""
+    key_id: _builtins.str
+    """With which key."""
+    method: _builtins.str
+    """Which method was called."""
+    model: _builtins.str
+    """The model's own name; empty before it is known."""
+    phase: _common_pb2.PhaseKind.ValueType
+    """Where it is now."""
+    age_s: _builtins.float
+    """Seconds since it was accepted."""
+    input_tokens: _builtins.int
+    """Tokens of its prompt; 0 before they are counted."""
+    output_tokens: _builtins.int
+    """Tokens whose text was on its way to the client."""
+    worker_id: _builtins.str
+    """The worker that has it, or had it last; empty before."""
+    attempts: _builtins.int
+    """Workers it was given to, one after the other."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        method: _builtins.str = ...,
+        model: _builtins.str = ...,
+        phase: _common_pb2.PhaseKind.ValueType = ...,
+        age_s: _builtins.float = ...,
+        input_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        attempts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempts", b"attempts", "input_tokens", b"input_tokens", "key_id", b"key_id", "method", b"method", "model", b"model", "output_tokens", b"output_tokens", "phase", b"phase", "request_id", b"request_id", "tenant", b"tenant", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveRequest: _TypeAlias = LiveRequest  # noqa: Y015
+
+@_typing.final
+class DrainWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The worker."""
+    undo: _builtins.bool
+    """Take requests again."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["undo", b"undo", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerRequest: _TypeAlias = DrainWorkerRequest  # noqa: Y015
+
+@_typing.final
+class DrainWorkerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    OTHERS_READY_FIELD_NUMBER: _builtins.int
+    others_ready: _builtins.int
+    """Other workers of its model that are given requests by this router."""
+    @_builtins.property
+    def worker(self) -> Global___WorkerStatus:
+        """The worker as it is now."""
+
+    def __init__(
+        self,
+        *,
+        worker: Global___WorkerStatus | None = ...,
+        others_ready: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["others_ready", b"others_ready", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015

@@ -72,6 +72,21 @@ class AdminServiceStub:
                 request_serializer=noria_dot_v1_dot_admin__pb2.ListKeyChangesRequest.SerializeToString,
                 response_deserializer=noria_dot_v1_dot_admin__pb2.ListKeyChangesResponse.FromString,
                 _registered_method=True)
+        self.GetFleet = channel.unary_unary(
+                '/noria.v1.AdminService/GetFleet',
+                request_serializer=noria_dot_v1_dot_admin__pb2.GetFleetRequest.SerializeToString,
+                response_deserializer=noria_dot_v1_dot_admin__pb2.GetFleetResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/noria.v1.AdminService/ListRequests',
+                request_serializer=noria_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=noria_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/noria.v1.AdminService/DrainWorker',
+                request_serializer=noria_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=noria_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -129,6 +144,31 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFleet(self, request, context):
+        """What the router that is asked knows of the fleet now: models, workers,
+        tokenizers, the store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """The requests that the router that is asked is answering now, of all tenants,
+        oldest first; none of their text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Lets a worker take nothing new, from any router, and finish what it has; or
+        take requests again. Answers once the worker has confirmed it. A worker that
+        starts anew takes requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +201,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListKeyChanges,
                     request_deserializer=noria_dot_v1_dot_admin__pb2.ListKeyChangesRequest.FromString,
                     response_serializer=noria_dot_v1_dot_admin__pb2.ListKeyChangesResponse.SerializeToString,
+            ),
+            'GetFleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFleet,
+                    request_deserializer=noria_dot_v1_dot_admin__pb2.GetFleetRequest.FromString,
+                    response_serializer=noria_dot_v1_dot_admin__pb2.GetFleetResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=noria_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=noria_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=noria_dot_v1_dot_admin__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=noria_dot_v1_dot_admin__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -333,6 +388,87 @@ class AdminService:
             '/noria.v1.AdminService/ListKeyChanges',
             noria_dot_v1_dot_admin__pb2.ListKeyChangesRequest.SerializeToString,
             noria_dot_v1_dot_admin__pb2.ListKeyChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noria.v1.AdminService/GetFleet',
+            noria_dot_v1_dot_admin__pb2.GetFleetRequest.SerializeToString,
+            noria_dot_v1_dot_admin__pb2.GetFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noria.v1.AdminService/ListRequests',
+            noria_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            noria_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noria.v1.AdminService/DrainWorker',
+            noria_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+            noria_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,19 @@ class AdminServiceStub:
     """Says when a key ends; what it runs then is finished."""
     ListKeyChanges: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListKeyChangesRequest, _admin_pb2.ListKeyChangesResponse]
     """The last changes of keys and tenants, newest first."""
+    GetFleet: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetFleetRequest, _admin_pb2.GetFleetResponse]
+    """What the router that is asked knows of the fleet now: models, workers,
+    tokenizers, the store.
+    """
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
+    """The requests that the router that is asked is answering now, of all tenants,
+    oldest first; none of their text.
+    """
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
+    """Lets a worker take nothing new, from any router, and finish what it has; or
+    take requests again. Answers once the worker has confirmed it. A worker that
+    starts anew takes requests.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -87,6 +100,19 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Says when a key ends; what it runs then is finished."""
     ListKeyChanges: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListKeyChangesRequest, _admin_pb2.ListKeyChangesResponse]  # type: ignore[assignment]
     """The last changes of keys and tenants, newest first."""
+    GetFleet: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetFleetRequest, _admin_pb2.GetFleetResponse]  # type: ignore[assignment]
+    """What the router that is asked knows of the fleet now: models, workers,
+    tokenizers, the store.
+    """
+    ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """The requests that the router that is asked is answering now, of all tenants,
+    oldest first; none of their text.
+    """
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """Lets a worker take nothing new, from any router, and finish what it has; or
+    take requests again. Answers once the worker has confirmed it. A worker that
+    starts anew takes requests.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService is what operators call, on the router. Every call needs a key
@@ -150,5 +176,36 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListKeyChangesResponse, _abc.Awaitable[_admin_pb2.ListKeyChangesResponse]]:
         """The last changes of keys and tenants, newest first."""
+
+    @_abc_1.abstractmethod
+    def GetFleet(
+        self,
+        request: _admin_pb2.GetFleetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetFleetResponse, _abc.Awaitable[_admin_pb2.GetFleetResponse]]:
+        """What the router that is asked knows of the fleet now: models, workers,
+        tokenizers, the store.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _admin_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
+        """The requests that the router that is asked is answering now, of all tenants,
+        oldest first; none of their text.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _admin_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
+        """Lets a worker take nothing new, from any router, and finish what it has; or
+        take requests again. Answers once the worker has confirmed it. A worker that
+        starts anew takes requests.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -157,6 +157,7 @@ class SessionRequest(_message.Message):
     SUBMIT_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
     ABORT_CHOICE_FIELD_NUMBER: _builtins.int
+    SET_DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -165,6 +166,8 @@ class SessionRequest(_message.Message):
     def abort(self) -> Global___Abort: ...
     @_builtins.property
     def abort_choice(self) -> Global___AbortChoice: ...
+    @_builtins.property
+    def set_draining(self) -> Global___SetDraining: ...
     def __init__(
         self,
         *,
@@ -172,12 +175,13 @@ class SessionRequest(_message.Message):
         submit: Global___Submit | None = ...,
         abort: Global___Abort | None = ...,
         abort_choice: Global___AbortChoice | None = ...,
+        set_draining: Global___SetDraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "abort_choice", b"abort_choice", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "abort_choice", b"abort_choice", "hello", b"hello", "message", b"message", "set_draining", b"set_draining", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "abort_choice", b"abort_choice", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "abort_choice", b"abort_choice", "hello", b"hello", "message", b"message", "set_draining", b"set_draining", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "abort", "abort_choice"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "abort", "abort_choice", "set_draining"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -454,6 +458,30 @@ class AbortChoice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AbortChoice: _TypeAlias = AbortChoice  # noqa: Y015
+
+@_typing.final
+class SetDraining(_message.Message):
+    """SetDraining tells the worker to take nothing new, from any router, or to take
+    requests again. What it has goes on to its end. Its load says what is so now;
+    a worker that is stopping, or does not know this message, changes nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAINING_FIELD_NUMBER: _builtins.int
+    draining: _builtins.bool
+    def __init__(
+        self,
+        *,
+        draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDraining: _TypeAlias = SetDraining  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):

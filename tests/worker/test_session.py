@@ -150,10 +150,22 @@ async def test_a_bad_submit_gets_its_one_terminal_entry(engine, hub):
         assert hub.num_live == 0
 
 
+async def test_what_a_router_orders_every_router_hears_and_no_stop_is_taken_back(hub):
+    with hub.session() as one, hub.session() as other:
+        one.set_draining(True)
+        loads = [(await each.outbox.take())[-1].load.draining for each in (one, other)]
+        assert loads == [True, True]
+        hub.stopping = True
+        other.set_draining(False)
+        assert hub.draining
+        hub.stopping = False
+        assert not hub.draining
+
+
 async def test_a_draining_worker_takes_nothing_new_and_finishes_the_rest(engine, hub):
     with hub.session() as session:
         session.submit(submit(1))
-        hub.draining = True
+        hub.stopping = True
         session.submit(submit(2))
         for _ in range(3):
             engine.step(hub)
