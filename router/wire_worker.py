@@ -133,7 +133,7 @@ def new_tokens(delta: worker_pb2.Delta, finishes: Sequence[Finish]) -> NewTokens
         choice=delta.choice,
         chosen=[_chosen_token(chosen) for chosen in delta.chosen],
         finish=early,
-        prompt=_prompt_tokens(delta.prompt_logprobs),
+        prompt=_prompt_tokens(delta.prompt_logprobs) if delta.HasField("prompt_logprobs") else [],
     )
 
 
