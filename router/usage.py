@@ -1,5 +1,6 @@
 """Answers what was used, by whom and what it cost, from the ledger's daily totals."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -12,6 +13,7 @@ from router.store.base import StoreUnavailableError
 from router.store.ledger_store import LedgerStore
 
 DEFAULT_DAYS = 30
+_DAY = re.compile(r"2\d{3}-\d{2}-\d{2}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def _day(field: str, text: str) -> date | None:
     if not text:
         return None
     try:
-        if len(text) == len("2026-01-31"):
+        # Python reads other forms too, and years in which there is no day 30 days before.
+        if _DAY.fullmatch(text):
             return date.fromisoformat(text)
     except ValueError:
         pass

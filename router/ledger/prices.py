@@ -20,7 +20,8 @@ from pathlib import Path
 
 MAX_BYTES = 1 << 20
 MILLION = Decimal(1_000_000)
-_AMOUNT = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
+# So that products with counts below 10^15 have at most the 28 digits that are computed exactly.
+_AMOUNT = re.compile(r"\d{1,6}(\.\d{1,6})?", re.ASCII)
 _CURRENCY = re.compile(r"[A-Z]{3}", re.ASCII)
 _FIELDS = frozenset(("name", "input", "cached_input", "output"))
 
