@@ -13,6 +13,7 @@ from noria.cli.keys_command import keys
 from noria.cli.plan import plan
 from noria.cli.tls import tls_of, tls_options, told_warnings
 from noria.cli.up import up
+from noria.cli.usage import usage
 
 # Commands of packages that the base install does not need: module and attribute.
 _ON_DEMAND = {"bench": ("bench.cli", "bench")}
@@ -63,5 +64,5 @@ def main(
     context.with_resource(told_warnings())
 
 
-for _command in (up, chat, batch, plan, demo, fetch, keys, status, ps, drain):
+for _command in (up, chat, batch, plan, demo, fetch, keys, status, ps, drain, usage):
     main.add_command(_command)

@@ -16,7 +16,7 @@ from noria.client.connection import (
 from noria.client.decode import error_of_rpc
 from noria.client.tls import Tls, opened_tls
 from noria.service.tls import channel
-from noria.v1 import admin_pb2_grpc
+from noria.v1 import admin_pb2_grpc, chat_pb2_grpc
 
 T = TypeVar("T")
 
@@ -24,7 +24,8 @@ T = TypeVar("T")
 class AdminClient:
     """Use it in a `with` block; address, key and TLS are given as to `Client`.
 
-    `call(client.stub.ListKeys, request)` gives the response or raises NoriaError.
+    `call(client.stub.ListKeys, request)` gives the response or raises NoriaError; `chat` has the
+    ChatService, for what is asked of it by and about tenants.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class AdminClient:
         options = channel_options(checked_address(address))
         self._channel = channel(address, opened_tls(tls), options)
         self.stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self.chat = chat_pb2_grpc.ChatServiceStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
