@@ -110,7 +110,7 @@ def _cells(line: chat_pb2.UsageLine) -> tuple[str, ...]:
 
 
 def _sums(lines: Sequence[chat_pb2.UsageLine]) -> list[chat_pb2.UsageLine]:
-    """One line for each currency, and for what has none; no lines where they would repeat others."""
+    """One line for each currency and for what has none, unless each has one line already."""
     sums: dict[str, chat_pb2.UsageLine] = {}
     for line in lines:
         total = sums.setdefault(
