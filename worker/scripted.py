@@ -119,6 +119,7 @@ class ScriptedCache:
 
     name = "scripted"
     row_exact = True
+    captures_decodes = False
     default_block_size = 16
 
     def __init__(self) -> None:

@@ -63,10 +63,13 @@ class AttentionBackend(Protocol):
 
     `row_exact`: a token's K/V and attention output have the same bits whether it is
     prefilled or decoded, in any batch.
+    `captures_decodes`: a step of decodes alone, `plan` included, may be captured in a CUDA
+    graph: nothing is read back from the device, and the host's lengths are upper bounds.
     """
 
     name: str
     row_exact: bool
+    captures_decodes: bool
     default_block_size: int
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> None:

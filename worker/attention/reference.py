@@ -10,6 +10,7 @@ class ReferenceBackend:
 
     name = "reference"
     row_exact = True
+    captures_decodes = False
     default_block_size = 16
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> None:

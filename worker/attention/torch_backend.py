@@ -56,6 +56,7 @@ class TorchBackend:
 
     name = "torch"
     row_exact = False
+    captures_decodes = False
     default_block_size = 16
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> None:

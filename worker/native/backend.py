@@ -17,6 +17,7 @@ class NativeBackend:
 
     name = "cpu_native"
     row_exact = True
+    captures_decodes = False
     default_block_size = GROUP
 
     def __init__(self, kernels: Kernels) -> None:
