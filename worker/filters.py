@@ -69,7 +69,8 @@ def cut(likeliest: torch.Tensor, weights: torch.Tensor, totals: torch.Tensor, to
     [R] are the weights of whole rows; where top_k is at most n they do not matter.
     """
     width = likeliest.shape[1]
-    kept = weights.masked_fill(torch.arange(width) >= to.top_k.unsqueeze(1), 0.0)
+    ranks = torch.arange(width, device=weights.device)
+    kept = weights.masked_fill(ranks >= to.top_k.unsqueeze(1), 0.0)
     mass = kept.cumsum(dim=-1)
     whole = torch.where(to.top_k <= width, mass[:, -1], totals)
     nucleus = torch.searchsorted(mass, (to.top_p * whole).unsqueeze(1)).squeeze(1) + 1

@@ -12,8 +12,10 @@ Rows without controls are not touched. Every value depends on its own row alone.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from worker.grammar.mask import keep_allowed
@@ -23,45 +25,51 @@ from worker.token_counts import TokenCounts
 _GREATEST = torch.finfo(torch.float32).max
 
 
-def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+# Puts an array where the logits are.
+Upload = Callable[[npt.NDArray[Any]], torch.Tensor]
+
+
+def adjust(logits: torch.Tensor, draws: Sequence[Draw], upload: Upload = torch.from_numpy) -> None:
     """logits fp32 [S, vocab_size], one draw per row; changed in place."""
-    _add_bias(logits, draws)
-    _penalise(logits, draws)
-    _bar_ends(logits, draws)
-    keep_allowed(logits, draws)
+    _add_bias(logits, draws, upload)
+    _penalise(logits, draws, upload)
+    _bar_ends(logits, draws, upload)
+    keep_allowed(logits, draws, upload)
 
 
-def _add_bias(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _add_bias(logits: torch.Tensor, draws: Sequence[Draw], upload: Upload) -> None:
     biases = [(row, d.sampling.logit_bias) for row, d in enumerate(draws) if d.sampling.logit_bias]
     if biases:
         rows = np.repeat([row for row, _ in biases], [len(bias.ids) for _, bias in biases])
-        at = torch.from_numpy(rows), torch.from_numpy(np.concatenate([b.ids for _, b in biases]))
-        logits[at] += torch.from_numpy(np.concatenate([bias.values for _, bias in biases]))
+        at = upload(rows), upload(np.concatenate([bias.ids for _, bias in biases]))
+        logits[at] += upload(np.concatenate([bias.values for _, bias in biases]))
 
 
-def _penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _penalise(logits: torch.Tensor, draws: Sequence[Draw], upload: Upload) -> None:
     penalised = [
         (row, draw, draw.token_counts)
         for row, draw in enumerate(draws)
         if draw.token_counts is not None
     ]
     if penalised:
-        _penalise_rows(logits, penalised)
+        _penalise_rows(logits, penalised, upload)
 
 
-def _penalise_rows(logits: torch.Tensor, rows: Sequence[tuple[int, Draw, TokenCounts]]) -> None:
+def _penalise_rows(
+    logits: torch.Tensor, rows: Sequence[tuple[int, Draw, TokenCounts]], upload: Upload
+) -> None:
     """All distinct ids of all histories at once, one after the other: [sum of D]."""
     sizes = [len(counts.ids) for _, _, counts in rows]
 
     def spread(value_of: Callable[[Draw], float]) -> torch.Tensor:
         values = np.array([value_of(draw) for _, draw, _ in rows], np.float32)
-        return torch.from_numpy(np.repeat(values, sizes))
+        return upload(np.repeat(values, sizes))
 
     at = (
-        torch.from_numpy(np.repeat([row for row, _, _ in rows], sizes)),
-        torch.from_numpy(np.concatenate([counts.ids for _, _, counts in rows])),
+        upload(np.repeat([row for row, _, _ in rows], sizes)),
+        upload(np.concatenate([counts.ids for _, _, counts in rows])),
     )
-    occurrences = torch.from_numpy(np.concatenate([counts.output_counts for *_, counts in rows]))
+    occurrences = upload(np.concatenate([counts.output_counts for *_, counts in rows]))
     values = _repeated(logits[at], spread(lambda draw: draw.sampling.repetition_penalty))
     values -= spread(lambda draw: draw.sampling.frequency_penalty) * occurrences
     values -= spread(lambda draw: draw.sampling.presence_penalty) * (occurrences > 0)
@@ -74,7 +82,7 @@ def _repeated(logits: torch.Tensor, penalties: torch.Tensor) -> torch.Tensor:
     return torch.where(logits.isfinite(), scaled.clamp(-_GREATEST, _GREATEST), logits)
 
 
-def _bar_ends(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _bar_ends(logits: torch.Tensor, draws: Sequence[Draw], upload: Upload) -> None:
     barred = [
         (row, token_id)
         for row, draw in enumerate(draws)
@@ -82,5 +90,5 @@ def _bar_ends(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
         for token_id in draw.sampling.end_token_ids
     ]
     if barred:
-        rows, ids = torch.tensor(barred).unbind(1)
-        logits[rows, ids] = -torch.inf
+        rows, ids = upload(np.array(barred)).unbind(1)
+        logits.index_put_((rows, ids), logits.new_full((), -torch.inf))

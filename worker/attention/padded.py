@@ -109,7 +109,7 @@ class PaddedBackend:
     def _read(self, layer: int, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the blocks of tables [N, W]: [N, W * block_size, KV heads, head_dim]."""
         both = self._cache[:, layer].index_select(1, tables.flatten())
-        key, value = both.unflatten(1, tables.shape).flatten(2, 3)
+        key, value = both.view(2, *tables.shape, *both.shape[2:]).flatten(2, 3)
         return key, value
 
 

@@ -80,13 +80,13 @@ class InputBuffers:
         host["block_table"][:num_rows] = 0
         host["block_table"][: len(table), : table.shape[1]] = table
         self._send(stage, num_rows)
-        starts = metadata.query_start_host
+        known = metadata.query_start_host
         padded = self._metadata(
             num_rows,
             num_tokens + padding,
             table.shape[1],
             metadata.num_decodes + padding,
-            [*starts, *range(starts[-1] + 1, starts[-1] + padding + 1)],
+            [*known, *range(known[-1] + 1, known[-1] + padding + 1)],
             [*metadata.kv_lens_host, *[1] * padding],
         )
         return replace(

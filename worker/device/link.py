@@ -78,7 +78,7 @@ class CudaLink:
         return pinned.copy_(values, non_blocking=True)
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return _Event(event)
 

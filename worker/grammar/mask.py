@@ -3,16 +3,22 @@
 All rows that have a grammar are masked in one operation; the others are not touched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from worker.grammar.matcher import Bits, Matcher, num_words
 from worker.sequence import Draw
 
 
-def keep_allowed(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def keep_allowed(
+    logits: torch.Tensor,
+    draws: Sequence[Draw],
+    upload: Callable[[npt.NDArray[Any]], torch.Tensor] = torch.from_numpy,
+) -> None:
     """logits fp32 [S, vocab_size], one draw per row; changed in place.
 
     What a row's grammar does not allow becomes -infinity, and before `min_tokens` also what
@@ -26,11 +32,13 @@ def keep_allowed(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     bits = np.zeros((len(matched), num_words(logits.shape[1])), np.int32)
     for own, (_, draw, matcher) in zip(bits, matched, strict=True):
         _fill(own, draw, matcher)
-    rows = torch.tensor([row for row, _, _ in matched], device=logits.device)
-    allowed = _unpacked(bits, logits)
+    unpacked = np.unpackbits(bits.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    rows, allowed = upload(np.array([row for row, _, _ in matched])), upload(unpacked)
     # 0 where allowed, else -infinity: an addition is many times faster than a choice.
     logits.index_add_(0, rows, allowed.to(logits.dtype).reciprocal_().neg_().add_(1))
-    _mend(logits, rows, allowed)
+    lowest = unpacked.argmax(axis=1)
+    resort = np.where(np.take_along_axis(unpacked, lowest[:, None], 1)[:, 0], 0.0, np.nan)
+    _mend(logits, rows, upload(lowest), upload(resort.astype(np.float32)))
 
 
 def _fill(bits: Bits, draw: Draw, matcher: Matcher) -> None:
@@ -44,19 +52,14 @@ def _fill(bits: Bits, draw: Draw, matcher: Matcher) -> None:
         bits[:] = unended
 
 
-def _unpacked(bits: Bits, logits: torch.Tensor) -> torch.Tensor:
-    """uint8 [R, vocab_size] from the bits of [R, num_words], on the logits' device."""
-    unpacked = np.unpackbits(bits.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    return torch.from_numpy(unpacked).to(logits.device)
+def _mend(
+    logits: torch.Tensor, rows: torch.Tensor, lowest: torch.Tensor, resort: torch.Tensor
+) -> None:
+    """Rows that are not all numbers become such that none is greatest.
 
-
-def _mend(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
-    """Rows without a number become NaN; so do those where nothing is allowed."""
-    highest = logits.amax(dim=1)[rows]
+    Where nothing is likely, the logit of the `lowest` allowed id becomes `resort`. All [R].
+    """
     # Logits that are no numbers tell of damage wherever they stand: the sum keeps them so.
-    logits[rows[~(highest < torch.inf)]] = torch.nan
-    hopeless = highest == -torch.inf
-    if bool(hopeless.any()):
-        own = allowed[hopeless].bool()
-        lowest = own.int().argmax(dim=1)
-        logits[rows[hopeless], lowest] = torch.where(own.any(dim=1), 0.0, torch.nan)
+    highest = logits.amax(dim=1).index_select(0, rows)
+    own = torch.where(highest == -torch.inf, resort, logits[rows, lowest])
+    logits.index_put_((rows, lowest), torch.where(highest < torch.inf, own, torch.nan))
