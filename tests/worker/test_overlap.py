@@ -163,6 +163,7 @@ LIVES = st.lists(
         st.one_of(st.none(), st.integers(0, 25)),  # the turn it is aborted in
         st.booleans(),  # whether its draws depend on what it said
         st.integers(1, 3),  # choices
+        st.integers(0, 2),  # priority
     ),
     min_size=1,
     max_size=7,
@@ -172,7 +173,8 @@ LIVES = st.lists(
 def life_of(run, lives):
     """Everything that is still under way; then what is left, to the end."""
     made = []
-    for number, (length, max_tokens, eos, arrives, gone, history, n) in enumerate(lives):
+    for number, life in enumerate(lives):
+        length, max_tokens, eos, arrives, gone, history, n, priority = life
         prompt = [(number * 37 + at * 11) % 1000 for at in range(length)]
         sampling = SamplingParams(
             temperature=0.0,
@@ -180,7 +182,10 @@ def life_of(run, lives):
             frequency_penalty=0.5 if history else 0.0,
         )
         first, *others = (
-            Sequence(key, prompt, sampling, max_tokens, order=key, choice=key - 10 * number)
+            Sequence(
+                key, prompt, sampling, max_tokens, order=key, priority=priority,
+                choice=key - 10 * number,
+            )
             for key in range(10 * number, 10 * number + n)
         )
         first.siblings = others
