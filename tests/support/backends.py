@@ -13,6 +13,7 @@ from worker.attention.flash import (
     FlashAttention3Backend,
     TorchVarlenBackend,
 )
+from worker.attention.padded import PaddedBackend
 from worker.attention.torch_backend import TorchBackend
 from worker.native.backend import NativeBackend
 
@@ -55,9 +56,15 @@ def flash_subject(kind, function, dtype=torch.bfloat16, tolerance=BF16_TOLERANCE
     )  # fmt: skip
 
 
+def padded_subject(dtype, tolerance):
+    return Subject(lambda: PaddedBackend(CPU), dtype, tolerance, lambda backend: [backend._cache])
+
+
 ON_CPU = {
     "torch": torch_subject(torch.float32, FP32_TOLERANCE),
     "torch bfloat16": torch_subject(torch.bfloat16, BF16_TOLERANCE),
+    "torch_padded": padded_subject(torch.float32, FP32_TOLERANCE),
+    "torch_padded float16": padded_subject(torch.float16, FP16_TOLERANCE),
     **{f"cpu_native {variant}": native(variant) for variant in VARIANT_NAMES},
     "cpu_native, one thread": native("avx2", 1),
     "cpu_native, more threads than cores": native("avx2", 5),

@@ -2,15 +2,21 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    unset_fake_temporarily,
+)
 
 from tests.support.no_sync import FakeCudaLink, HostSyncError, NoSync, fake_cuda
 from tests.support.recorders import CallRecorder
 from tests.support.tiny_models import scheduled, step, tiny_llama
 from worker.attention.padded import PaddedBackend
+from worker.device import runner
 from worker.device.link import HostLink
 from worker.device.runner import DeviceRunner, Limits
+from worker.input_batch import build_input_batch
 from worker.kv_cache import allocate_kv_cache
+from worker.models import weights
 from worker.models.loader import open_checkpoint
 from worker.sequence import PENDING_TOKEN, LogitBias
 from worker.token_counts import TokenCounts
@@ -36,6 +42,13 @@ def folder(tmp_path_factory):
     return folder
 
 
+def on_fake_cuda(folder):
+    """The model with weights that have no content: nobody can look whether they are finite."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "_check_finite", lambda parameter, whole: None)
+        return open_checkpoint(folder).load(device=torch.device("cuda"))
+
+
 def entry(number, ids, first, kind):
     made = scheduled(number, ids, first, [number], **KINDS[kind])
     counts = TokenCounts([1], [2]) if kind == "penalties" else None
@@ -51,31 +64,42 @@ def steps():
     yield step(entry(1, [7], 1, "greedy"), entry(2, [8, 9], 1, "top_k"))
 
 
+@pytest.fixture(autouse=True)
+def batches_have_content(monkeypatch):
+    """The host's own arithmetic is done on numbers, whatever the device holds."""
+
+    def build(*arguments):
+        with unset_fake_temporarily():
+            return build_input_batch(*arguments)
+
+    monkeypatch.setattr(runner, "build_input_batch", build)
+
+
 def runner_on(link, model, sizes):
     backend = PaddedBackend(link.device)
     allocate_kv_cache(backend, model.kv_spec, 12, LIMITS.block_size)
-    runner = DeviceRunner(model, backend, link, LIMITS)
-    runner.capture(CallRecorder(), sizes)
-    return runner
+    made = DeviceRunner(model, backend, link, LIMITS)
+    made.capture(CallRecorder(), sizes)
+    return made
 
 
 @pytest.mark.parametrize("sizes", [(), (4, 8)], ids=["eager", "graphs"])
 def test_a_launch_reads_nothing_back(folder, sizes):
-    runner = runner_on(HostLink(), open_checkpoint(folder).load(), sizes)
+    made = runner_on(HostLink(), open_checkpoint(folder).load(), sizes)
     for each in steps():
         with NoSync():
-            runner.launch(each)
+            made.launch(each)
 
 
 @pytest.mark.parametrize("sizes", [(), (4, 8)], ids=["eager", "graphs"])
 def test_a_launch_on_a_cuda_device_neither_reads_back_nor_copies_blocking(folder, sizes):
     """All shapes follow from the host's numbers: fake tensors have no others."""
     with fake_cuda():
-        model = open_checkpoint(folder).load(device=torch.device("cuda"))
-        runner = runner_on(FakeCudaLink(), model, sizes)
+        model = on_fake_cuda(folder)
+        made = runner_on(FakeCudaLink(), model, sizes)
         for each in steps():
             with NoSync():
-                launched = runner.launch(each)
+                launched = made.launch(each)
         assert launched.ids.shape == (2,)
 
 
@@ -112,15 +136,15 @@ COPIES = {
 
 @pytest.mark.parametrize("ask", SYNCS.values(), ids=SYNCS)
 def test_a_planted_wait_is_found(folder, ask):
-    runner = runner_on(HostLink(), Planted(open_checkpoint(folder).load(), ask), ())
+    made = runner_on(HostLink(), Planted(open_checkpoint(folder).load(), ask), ())
     with NoSync(), pytest.raises(HostSyncError):
-        runner.launch(next(steps()))
+        made.launch(next(steps()))
 
 
 @pytest.mark.parametrize("ask", (SYNCS | COPIES).values(), ids=SYNCS | COPIES)
 def test_a_planted_wait_is_found_on_a_cuda_device(folder, ask):
     with fake_cuda():
-        model = open_checkpoint(folder).load(device=torch.device("cuda"))
-        runner = runner_on(FakeCudaLink(), Planted(model, ask), ())
+        model = on_fake_cuda(folder)
+        made = runner_on(FakeCudaLink(), Planted(model, ask), ())
         with NoSync(), pytest.raises((HostSyncError, DataDependentOutputException)):
-            runner.launch(next(steps()))
+            made.launch(next(steps()))

@@ -183,7 +183,12 @@ def life_of(run, lives):
         )
         first, *others = (
             Sequence(
-                key, prompt, sampling, max_tokens, order=key, priority=priority,
+                key,
+                prompt,
+                sampling,
+                max_tokens,
+                order=key,
+                priority=priority,
                 choice=key - 10 * number,
             )
             for key in range(10 * number, 10 * number + n)

@@ -20,6 +20,7 @@ from worker.attention.flash import (
     TorchVarlenBackend,
     flash_limits,
 )
+from worker.attention.padded import PaddedBackend
 from worker.attention.torch_backend import TorchBackend
 
 _FLASH_2_FROM, _FLASH_2_BELOW = (2, 8, 3), (2, 8, 4)
@@ -163,6 +164,12 @@ def _against_ampere_kernels(demand: Demand, machine: Machine) -> Iterator[str]:
     yield from _against_block_size(demand, FlashAttention2Backend.block_multiple)
 
 
+def _against_padded(demand: Demand, machine: Machine) -> Iterator[str]:
+    del demand
+    if machine.capability is None:
+        yield f"{_NO_CUDA}, and without one torch reads no more than it needs"
+
+
 def _against_torch(demand: Demand, machine: Machine) -> Iterator[str]:
     del demand
     if machine.capability is not None:
@@ -237,6 +244,7 @@ CANDIDATES = (
             machine.device, machine.module("torch.nn.attention.varlen").varlen_attn
         ),
     ),
+    _Candidate("torch_padded", _against_padded, lambda machine: PaddedBackend(machine.device)),
     _Candidate("torch", _against_torch, lambda machine: TorchBackend()),
 )
 GPU_BACKENDS = tuple(candidate.name for candidate in CANDIDATES)

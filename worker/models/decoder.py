@@ -44,7 +44,8 @@ class Decoder:
         self._embedding_scale = torch.tensor(embedding_scale, dtype=dtype).item()
         ropes = [config.rope_of(index) for index in range(config.num_layers)]
         distinct = list(dict.fromkeys(ropes))
-        self._turns = [(frequencies(r, config.head_dim), r.magnitude) for r in distinct]
+        device = self._embedding.device
+        self._turns = [(frequencies(r, config.head_dim).to(device), r.magnitude) for r in distinct]
         self._rope_index = [distinct.index(rope) for rope in ropes]
         self.kv_spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
 

@@ -17,6 +17,7 @@ from worker.models.registry import BUILDERS
 from worker.models.safetensors_weights import SafetensorsWeights
 from worker.models.transformers_checkpoint import TransformersCheckpoint, open_with_transformers
 from worker.models.weights import (
+    HOST,
     Progress,
     WeightSource,
     expected_shapes,
@@ -42,19 +43,27 @@ class Checkpoint:
         return weight_bytes(self._parameters(), dtype.itemsize)
 
     def load(
-        self, dtype: torch.dtype = torch.float32, progress: Progress = silent
+        self,
+        dtype: torch.dtype = torch.float32,
+        progress: Progress = silent,
+        device: torch.device = HOST,
     ) -> Model[AttentionBackend]:
         """Read the weights in `dtype`; `progress` gets (tensors read, tensors in all).
 
+        Each goes to the device as it is read: the host never holds more than a few.
+
         Raises WeightsError, before reading, if the weights do not fit the config.
         """
-        return BUILDERS[self.config.architecture](self.config, self.read(dtype, progress))
+        return BUILDERS[self.config.architecture](self.config, self.read(dtype, progress, device))
 
     def read(
-        self, dtype: torch.dtype = torch.float32, progress: Progress = silent
+        self,
+        dtype: torch.dtype = torch.float32,
+        progress: Progress = silent,
+        device: torch.device = HOST,
     ) -> dict[str, torch.Tensor]:
         """The weights under the family's names; else as `load`."""
-        return load_parameters(self._parameters(), self.source, dtype, progress)
+        return load_parameters(self._parameters(), self.source, dtype, progress, device)
 
     def _parameters(self) -> list[Parameter]:
         return self.layout.all()

@@ -11,6 +11,7 @@ import torch
 from noria.models.family import Parameter
 
 Progress = Callable[[int, int], None]
+HOST = torch.device("cpu")
 Shape = tuple[int, ...]
 _MAX_READERS = 8
 _MAX_NAMED = 5
@@ -36,10 +37,15 @@ class WeightSource(Protocol):
 
 
 def load_parameters(
-    parameters: list[Parameter], source: WeightSource, dtype: torch.dtype, progress: Progress
+    parameters: list[Parameter],
+    source: WeightSource,
+    dtype: torch.dtype,
+    progress: Progress,
+    device: torch.device = HOST,
 ) -> dict[str, torch.Tensor]:
-    """Parameter name -> tensor of `dtype`. `progress` gets (tensors read, tensors in all).
+    """Parameter name -> tensor of `dtype` on the device.
 
+    `progress` gets (tensors read, tensors in all).
     Raises WeightsError, before anything is read, if a tensor is missing, surplus or of
     another shape; while reading, for one that is not finite. Tensors are read ahead by
     threads; only the caller's thread runs torch.
@@ -52,7 +58,7 @@ def load_parameters(
         tensors = _read_ahead(readers, source.read, names)
         done = 0
         for parameter in parameters:
-            loaded[parameter.name] = whole = _joined(parameter, tensors, dtype)
+            loaded[parameter.name] = whole = _joined(parameter, tensors, dtype, device)
             _check_finite(parameter, whole)
             done += len(parameter.parts)
             progress(done, len(names))
@@ -87,10 +93,14 @@ def first_few(names: list[str]) -> str:
 
 
 def _joined(
-    parameter: Parameter, tensors: Iterator[torch.Tensor], dtype: torch.dtype
+    parameter: Parameter,
+    tensors: Iterator[torch.Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """A `from_one` parameter stays fp32: near one, narrow dtypes would round its difference."""
-    whole = torch.empty(parameter.shape, dtype=torch.float32 if parameter.from_one else dtype)
+    kept = torch.float32 if parameter.from_one else dtype
+    whole = torch.empty(parameter.shape, dtype=kept, device=device)
     start = 0
     for part in parameter.parts:
         whole[start : start + part.shape[0]].copy_(next(tensors))
