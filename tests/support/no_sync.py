@@ -41,10 +41,11 @@ class NoSync(TorchDispatchMode):
         if name.startswith("aten::index") and _has_mask(args):
             raise HostSyncError(f"{name} by a mask")
         # In inference mode what is made of other operations arrives whole.
-        with self:
-            result = function.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+        if function.namespace == "aten":
+            with self:
+                result = function.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         result = function(*args, **kwargs)
         if name in COPIES and _blocks(name, args, kwargs, result):
             raise HostSyncError(f"{name} that blocks")
