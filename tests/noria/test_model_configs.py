@@ -11,6 +11,7 @@ from noria.models.hf_config import read_hf_config
 from noria.models.registry import family_of
 from noria.models.rope import Rope
 from noria.service.gguf_file import read_gguf
+from tests.support.tiny_families import tiny_family
 from tests.support.tiny_models import HEAD_DIM, edit_config, tiny_llama, write_gguf
 
 MINIMAL = {
@@ -267,11 +268,55 @@ def test_gguf_fields_that_are_not_honoured_are_refused(tmp_path, field, value):
     assert f"llama.{field.replace('__', '.')} = {value!r}" in str(error.value)
 
 
-def test_a_partly_rotated_head_is_refused(tmp_path):
+def gemma_gguf(path, **metadata):
+    """The config of a GGUF file of Gemma 3 whose metadata were changed."""
+    if not path.exists():
+        write_gguf(path, tiny_family("gemma3"), architecture="gemma3")
+    file = read_gguf(path)
+    changed = {f"gemma3.{name.replace('__', '.')}": value for name, value in metadata.items()}
+    file.metadata.update(changed)
+    return read_gguf_config(file)
+
+
+def test_gguf_metadata_of_gemma3_are_honoured(tmp_path):
+    """llama.cpp's defaults: one layer of six sees everything, the others turn by 10,000."""
+    path = tmp_path / "m.gguf"
+    plain = gemma_gguf(path, attention__sliding_window=7)
+    assert [plain.window_of(layer) for layer in range(7)] == [7, 7, 7, 7, 7, None, 7]
+    assert (plain.local_rope.theta, plain.final_logit_softcap) == (10_000.0, None)
+    other = gemma_gguf(
+        path,
+        attention__sliding_window=9,
+        attention__sliding_window_pattern=2,
+        rope__freq_base_swa=77.0,
+        final_logit_softcapping=3.5,
+    )
+    assert [other.window_of(layer) for layer in range(7)] == [9, None, 9, None, 9, None, 9]
+    assert (other.local_rope.theta, other.final_logit_softcap) == (77.0, 3.5)
+
+
+def test_gemma3_27b_scales_attention_by_its_hidden_size_per_head(tmp_path):
+    """Of 62 layers; GGUF files do not say it, llama.cpp knows it."""
+    path = tmp_path / "m.gguf"
+    assert gemma_gguf(path).attention_scale == pytest.approx(32**-0.5)
+    assert gemma_gguf(path, block_count=62).attention_scale == pytest.approx((64 / 4) ** -0.5)
+
+
+def test_every_token_that_ends_a_turn_is_read_from_gguf(tmp_path):
+    path = tmp_path / "m.gguf"
+    gemma_gguf(path)
+    file = read_gguf(path)
+    file.metadata["tokenizer.ggml.eot_token_id"] = 106
+    file.metadata["tokenizer.ggml.eom_token_id"] = 107
+    assert read_gguf_config(file).eos_token_ids == {2, 106, 107}
+
+
+@pytest.mark.parametrize("name", ["rope.dimension_count", "attention.value_length"])
+def test_heads_of_two_sizes_are_refused(tmp_path, name):
     write_gguf(tmp_path / "m.gguf", tiny_llama())
     file = read_gguf(tmp_path / "m.gguf")
-    file.metadata["llama.rope.dimension_count"] = 16
-    with pytest.raises(ConfigError, match=r"rope\.dimension_count = 16 .* 32"):
+    file.metadata[f"llama.{name}"] = 16
+    with pytest.raises(ConfigError, match=rf"{name} = 16 differs from the head size 32"):
         read_gguf_config(file)
 
 

@@ -55,7 +55,7 @@ FAMILIES = {
         LlamaConfig,
         {
             "rope_parameters": _YARN
-            | {"mscale": 0.7, "mscale_all_dim": 2.0, "beta_fast": 8, "beta_slow": 0.5}
+            | {"mscale": 0.7, "mscale_all_dim": 2.0, "beta_fast": 8, "beta_slow": 0.6}
         },
     ),
     "llama, biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}),

@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 
-from noria.models.kernels import reasons_against
 from tests.support.attention_steps import planned
 from tests.support.native import VARIANT_NAMES, NativeForward, kernels, native_decoder
 from tests.support.tiny_families import VOCAB, tiny_family
@@ -129,16 +128,6 @@ def test_a_forked_child_is_refused_and_does_not_hang(forward):
     child.join(20)
     assert not child.is_alive()
     assert "forked" in queue.get()
-
-
-def test_what_the_kernels_do_not_know_is_named(tmp_path):
-    reasons = {
-        "gemma3": "architecture gemma3 is none of llama",
-        "llama, biases": "the model has attention_out_bias",
-    }
-    for name, reason in reasons.items():
-        tiny_family(name).save_pretrained(tmp_path / name)
-        assert reason in "; ".join(reasons_against(open_checkpoint(tmp_path / name).config))
 
 
 class RealSequence:
