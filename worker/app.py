@@ -20,7 +20,7 @@ from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.engine_output import EngineOutput
 from worker.engine_thread import EngineThread
-from worker.grammar.compiler import GrammarCompiler
+from worker.grammar.compiler import GrammarCompiler, max_live
 from worker.grammar.tokens import TokenTable
 from worker.lease import Lease, worker_lease
 from worker.metrics import WorkerMetrics, WorkerState
@@ -177,7 +177,8 @@ def _built(
         on_progress(stage, done, total)
 
     def make_compiler(table: TokenTable) -> GrammarCompiler:
-        return compilers.enter_context(GrammarCompiler(table, thread.wake))
+        most = max_live(config.max_num_seqs)
+        return compilers.enter_context(GrammarCompiler(table, thread.wake, max_live=most))
 
     # Over a second: by now the service listens, and the router starts beside it.
     progress("importing torch", 0, 1)

@@ -4,14 +4,17 @@ import contextlib
 import json
 import signal
 import threading
+import time
 
 import pytest
 
 from tests.support.grammars import TABLE, allowed, choice, json_schema, regex
 from worker.grammar import compiler as compiler_module
+from worker.grammar import matcher as matcher_module
 from worker.grammar import problems
 from worker.grammar import trial as trial_module
-from worker.grammar.compiler import GrammarCompiler, TooManyGrammarsError, Verdicts
+from worker.grammar.compiler import GrammarCompiler, TooManyGrammarsError, Verdicts, max_live
+from worker.grammar.matcher import CompiledGrammar
 from worker.grammar.source import CompilerFailedError, GrammarError, GrammarKind, GrammarSource
 from worker.grammar.tokens import TokenTable
 from worker.grammar.trial import Trial
@@ -116,7 +119,8 @@ def test_names_of_the_callers_own_are_never_told():
 ENDLESS = f'{{"type": "integer", "multipleOf": 9999991, "title": "{SECRET}"}}'
 
 
-def test_a_child_ends_by_the_time_it_has_computed_however_busy_the_machine_is():
+def test_a_child_ends_by_the_time_it_has_computed_however_busy_the_machine_is(monkeypatch):
+    monkeypatch.setattr(trial_module, "_PATIENCE", 600.0)
     with Trial(TABLE, 0.1) as trial:
         trial.check(regex("a"))
         child = trial._child
@@ -292,3 +296,80 @@ def test_a_vocabulary_that_cannot_be_indexed_is_told(done):
     no_eos, no_end = TokenTable((b"a",), [], [], 1), pytest.raises(GrammarError, match="no EOS id")
     with GrammarCompiler(no_eos, done.release) as compiler, no_end:
         compiler.request(GrammarSource(GrammarKind.JSON_OBJECT))
+
+
+def all_done(done, *tickets):
+    while not all(ticket.is_done for ticket in tickets):
+        assert done.acquire(timeout=60)
+
+
+def test_a_request_is_compiled_once_whatever_its_choices(done, monkeypatch):
+    notations = []
+
+    class Counted(CompiledGrammar):
+        def __init__(self, tokenizer, notation):
+            notations.append(notation)
+            super().__init__(tokenizer, notation)
+
+    monkeypatch.setattr(matcher_module, "CompiledGrammar", Counted)
+    with GrammarCompiler(TABLE, done.release, trial=NoTrial) as compiler:
+        ticket = compiler.request(regex("ab|cd"), count=16)
+        all_done(done, ticket)
+        first, second, *others = ticket.result()
+        assert (len(others), len(notations)) == (14, 1)
+        first.accept(ord("a"))
+        assert (allowed(first), second.problem) == ({ord("b")}, "")
+        assert allowed(second) >= {ord("a"), ord("c")}
+        assert allowed(others[-1]) >= {ord("a"), ord("c")}
+
+
+def test_tenants_take_turns(done):
+    """Whoever has many grammars before the compiler has one of them done before another's first."""
+    gate, begun, seen = threading.Event(), threading.Event(), []
+    trial = gated(gate, begun, seen)
+    with GrammarCompiler(TABLE, done.release, trial=trial, num_threads=1) as compiler:
+        tickets = [compiler.request(regex("x"), salt=b"one")]
+        assert begun.wait(60)
+        tickets += [compiler.request(regex(text), salt=b"one") for text in "abc"]
+        tickets += [compiler.request(regex(text), salt=b"two") for text in "de"]
+        tickets += [compiler.request(regex("f"), salt=b"three")]
+        given_up = compiler.request(regex("g"), salt=b"three")
+        given_up.cancel()
+        gate.set()
+        all_done(done, *tickets)
+    assert [source.texts[0] for source in seen] == list("xadfbec")
+
+
+def test_leaving_tells_those_whose_turn_has_not_come(done):
+    gate, begun = threading.Event(), threading.Event()
+    trial = gated(gate, begun, [])
+    with GrammarCompiler(TABLE, done.release, trial=trial, num_threads=1) as compiler:
+        compiler.request(regex("a"))
+        assert begun.wait(60)
+        later = compiler.request(regex("b"))
+    gate.set()
+    assert later.is_done
+    with pytest.raises(CompilerFailedError):
+        later.result()
+
+
+def test_only_so_many_requests_have_a_grammar_at_a_time(done):
+    """Until nobody has a matcher of it any more; those of one request count once."""
+    with GrammarCompiler(TABLE, done.release, trial=NoTrial, max_live=2) as compiler:
+        tickets = [compiler.request(regex("a"), count=3), compiler.request(regex("b"))]
+        full = pytest.raises(TooManyGrammarsError, match="2 requests have a grammar, at most 2")
+        with full:
+            compiler.request(regex("c"))
+        all_done(done, *tickets)
+        held = [ticket.result() for ticket in tickets]
+        tickets.clear()
+        del held[0][1:]
+        with full:
+            compiler.request(regex("c"))
+        held.pop(0)
+        # A thread lets go of what it made a moment after that is there.
+        while len(compiler._live) > 1:
+            time.sleep(0.001)
+        all_done(done, ticket := compiler.request(regex("c")))
+        assert ticket.result()
+    assert [max_live(places) for places in (1, 32, 64, 1000)] == [64, 64, 128, 256]

@@ -1,8 +1,9 @@
-"""Compiles grammars off the engine's thread, anew for each output.
+"""Compiles grammars off the engine's thread, anew for each request and once for its choices.
 
-Outputs share nothing: what one of them has made a grammar's states grow to must not end
-another. What is kept is whether a grammar has passed its trial. No thread and no process
-starts before the first request for one.
+Requests share nothing: what one of them has made a grammar's states grow to must not end
+another. What is kept is whether a grammar has passed its trial; what has is compiled here by
+the same steps, and so in the trial's time. No thread and no process starts before the first
+request for one.
 """
 
 import threading
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
+from weakref import WeakSet
 
-from worker.grammar.matcher import Matcher, compiled
+from worker.grammar.matcher import CompiledGrammar, Matcher, compiled
 from worker.grammar.source import CompilerFailedError, GrammarError, GrammarSource
 from worker.grammar.tokens import TokenTable
 from worker.grammar.trial import Trial
+from worker.grammar.turns import Turns
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -28,10 +31,17 @@ MAX_VERDICTS = 1024
 MAX_PENDING = 64
 # Of one salt, so that nobody's grammars keep all others waiting.
 MAX_PENDING_OF_ONE = 32
+# Requests that have a compiled grammar or wait for one: each may come to hold 20 MB.
+MIN_LIVE, MAX_LIVE = 64, 256
+
+
+def max_live(max_num_seqs: int) -> int:
+    """How many requests may have a grammar where so many sequences run."""
+    return min(max(MIN_LIVE, 2 * max_num_seqs), MAX_LIVE)
 
 
 class TooManyGrammarsError(Exception):
-    """So many grammars wait to be compiled that one more must go elsewhere."""
+    """So many grammars are compiled or in use that one more must wait elsewhere."""
 
 
 class Ticket(Protocol):
@@ -48,9 +58,19 @@ class Ticket(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Job:
+    """A grammar to compile for so many choices, and the place of what comes of it."""
+
+    source: GrammarSource
+    count: int
+    future: Future[list[Matcher]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Claim:
     future: Future[list[Matcher]]
+    withdraw: Callable[[], None]
 
     @property
     def is_done(self) -> bool:
@@ -63,7 +83,8 @@ class _Claim:
             raise CompilerFailedError("the worker is stopping") from None
 
     def cancel(self) -> None:
-        self.future.cancel()
+        if self.future.cancel():
+            self.withdraw()
 
 
 class GrammarCompiler:
@@ -73,7 +94,8 @@ class GrammarCompiler:
     lock for 0.2 s with 50,000 ids, 2.5 s with 260,000.
 
     `on_done` is called, on another thread, whenever matchers are done or have failed. `trial`
-    makes the judge that each grammar passes first, one for each compiling thread.
+    makes the judge that each grammar passes first, one for each compiling thread. Salts take
+    turns at the threads.
     """
 
     def __init__(
@@ -85,15 +107,21 @@ class GrammarCompiler:
         num_threads: int = NUM_THREADS,
         max_pending: int = MAX_PENDING,
         max_pending_of_one: int = MAX_PENDING_OF_ONE,
+        max_live: int = MAX_LIVE,
     ) -> None:
         self._table = table
         self._on_done = on_done
         self._trial = trial
         self._max_pending = max_pending
         self._max_pending_of_one = max_pending_of_one
+        self._max_live = max_live
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
-        # By salt; one that nobody waits for any more counts until its thread is free of it.
-        self._pending: list[tuple[bytes, Future[list[Matcher]]]] = []
+        self._turns: Turns[_Job] = Turns()
+        # One that nobody waits for any more counts until its thread is free of it.
+        self._pending: dict[Future[list[Matcher]], bytes] = {}
+        self._counting = threading.Lock()
+        # Those that anybody still has a matcher of.
+        self._live: WeakSet[CompiledGrammar] = WeakSet()
         self._verdicts = Verdicts()
         self._own = threading.local()
         self._trials: list[Trial] = []
@@ -110,6 +138,8 @@ class GrammarCompiler:
         traceback: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for job in self._turns.clear():
+            job.future.cancel()
         with self._closing:
             self._is_closed = True
         for trial in self._trials:
@@ -122,14 +152,46 @@ class GrammarCompiler:
         """
         if self._tokenizer is None:
             raise GrammarError(self._problem)
-        self._pending = [each for each in self._pending if not each[1].done()]
-        pending, own = len(self._pending), sum(each[0] == salt for each in self._pending)
-        if pending >= self._max_pending or own >= self._max_pending_of_one:
-            raise TooManyGrammarsError(f"{pending} grammars are being compiled")
-        future = self._pool.submit(self._compile, source, count, self._tokenizer)
-        self._pending.append((salt, future))
-        future.add_done_callback(lambda _: self._on_done())
-        return _Claim(future)
+        job = _Job(source, count, Future())
+        with self._counting:
+            self._check_room(salt)
+            self._pending[job.future] = salt
+        # Not by way of the job: what holds itself is not let go of when it should be.
+        job.future.add_done_callback(self._settle)
+        self._turns.put(salt, job)
+        tokenizer = self._tokenizer
+        self._pool.submit(lambda: self._take_turn(tokenizer))
+        return _Claim(job.future, lambda: self._turns.remove(salt, job))
+
+    def _check_room(self, salt: bytes) -> None:
+        """Raises TooManyGrammarsError with both numbers."""
+        pending, own = len(self._pending), sum(each == salt for each in self._pending.values())
+        live = pending + len(self._live)
+        for number, most, what in (
+            (pending, self._max_pending, "grammars are being compiled"),
+            (own, self._max_pending_of_one, "grammars of one tenant are being compiled"),
+            (live, self._max_live, "requests have a grammar"),
+        ):
+            if number >= most:
+                raise TooManyGrammarsError(f"{number} {what}, at most {most}")
+
+    def _settle(self, future: "Future[list[Matcher]]") -> None:
+        """It is done, or nobody wants it: nothing of it is kept here."""
+        with self._counting:
+            del self._pending[future]
+        self._on_done()
+
+    def _take_turn(self, tokenizer: "LLTokenizer") -> None:
+        """Compile whatever is next; there is nothing where its claim was given up."""
+        job = self._turns.take()
+        if job is None or not job.future.set_running_or_notify_cancel():
+            return
+        try:
+            matchers = self._compile(job.source, job.count, tokenizer)
+        except Exception as error:
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(matchers)
 
     def _compile(
         self, source: GrammarSource, count: int, tokenizer: "LLTokenizer"
@@ -138,6 +200,7 @@ class GrammarCompiler:
         try:
             self._judge(source)
             grammar = compiled(tokenizer, source)
+            self._live.add(grammar)
             return [grammar.matcher() for _ in range(count)]
         except (GrammarError, CompilerFailedError):
             raise

@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 
 def parser_limits() -> "LLParserLimits":
-    """What a grammar may cost: about 20 ms to compile, 5 ms a step, and 20 MB of states."""
+    """What a grammar may cost: about 20 ms to compile, 5 ms a step, and 20 MB of states for
+    all choices of a request together.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -37,29 +39,28 @@ def num_words(vocab_size: int) -> int:
 
 
 class CompiledGrammar:
-    """A grammar that compiles, from which each output gets a matcher of its own.
+    """A grammar that compiles, from which each choice of a request gets a matcher.
 
-    Copies of one matcher would share the states that it has found so far, and their limit: an
-    output would end by what others had written.
+    Matchers of one compiled grammar share the states that they have found so far, and their
+    limit. So each request has a compiled grammar of its own: its output would end by what
+    others had written.
     """
 
     def __init__(self, tokenizer: "LLTokenizer", notation: str) -> None:
         """Raises GrammarError for what does not compile, or allows no first token."""
-        self._tokenizer = tokenizer
-        self._notation = notation
+        from llguidance import LLMatcher
+
+        self._fresh = LLMatcher(tokenizer, notation, log_level=0, limits=parser_limits())
+        if self._fresh.is_error():
+            raise GrammarError(problems.told(self._fresh.get_error()))
         first = self.matcher()
         first.fill(np.zeros(num_words(tokenizer.vocab_size), np.int32))
         if first.problem:
             raise GrammarError(first.problem)
 
     def matcher(self, output_token_ids: Sequence[int] = ()) -> "Matcher":
-        """A fresh matcher that has accepted these ids. Raises GrammarError."""
-        from llguidance import LLMatcher
-
-        own = LLMatcher(self._tokenizer, self._notation, log_level=0, limits=parser_limits())
-        if own.is_error():
-            raise GrammarError(problems.told(own.get_error()))
-        matcher = Matcher(own)
+        """A fresh matcher that has accepted these ids; nothing is compiled again."""
+        matcher = Matcher(self._fresh.deep_copy(), self)
         matcher.accept_all(output_token_ids)
         return matcher
 
@@ -68,11 +69,12 @@ class Matcher:
     """One output's place in its grammar.
 
     `problem` says why nothing can follow any more although the output is not complete; it is
-    empty as long as all is well.
+    empty as long as all is well. `grammar` lives as long as any of its matchers.
     """
 
-    def __init__(self, matcher: "LLMatcher") -> None:
+    def __init__(self, matcher: "LLMatcher", grammar: CompiledGrammar) -> None:
         self._matcher = matcher
+        self._grammar = grammar
         self.problem = ""
 
     def accept_all(self, token_ids: Sequence[int]) -> None:
