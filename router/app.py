@@ -243,6 +243,7 @@ class Router:
         return KeyCache(
             self._store.keys,
             max_age_s=self._config.keys_max_age_s,
+            patience_s=self._config.redis_timeout_s,
             on_revoked=self._end_revoked,
             on_change=self._on_change,
             clock=self._clock,

@@ -27,7 +27,8 @@ POLL_S = 1.0
 
 
 class KeyCache:
-    """Keys and tenants as last read. `on_revoked` hears which keys were revoked, once;
+    """Keys and tenants as last read, taken for true for `max_age_s`. A call waits `patience_s`
+    at most for the store to say more. `on_revoked` hears which keys were revoked, once;
     `on_change` when `is_usable` has become another.
     """
 
@@ -36,6 +37,7 @@ class KeyCache:
         store: KeyStore,
         *,
         max_age_s: float,
+        patience_s: float,
         on_revoked: Callable[[frozenset[str]], None],
         on_change: Callable[[], None],
         clock: Callable[[], float],
@@ -47,6 +49,7 @@ class KeyCache:
         self.records: dict[str, KeyRecord] = {}
         self._store = store
         self._max_age_s = max_age_s
+        self._patience_s = patience_s
         self._on_revoked = on_revoked
         self._on_change = on_change
         self._clock = clock
@@ -75,8 +78,9 @@ class KeyCache:
             with contextlib.suppress(RequestError):
                 return self.ring.authenticate(metadata, certified)
         try:
-            await self.refresh()
-        except StoreUnavailableError:
+            async with asyncio.timeout(self._patience_s):
+                await self.refresh()
+        except (StoreUnavailableError, TimeoutError):
             if not (self.is_usable and self.ring.can_tell(metadata, certified)):
                 raise _cannot_tell() from None
         return self.ring.authenticate(metadata, certified)

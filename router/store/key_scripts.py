@@ -161,6 +161,7 @@ for i = 1, #tenants, 2 do
   local ok, tenant = pcall(cjson.decode, tenants[i + 1])
   if ok and tenant.admin and #live_of(tenants[i]) > 0 then return {'exists'} end
 end
+if redis.call('HEXISTS', KEYS_, ARGV[4]) == 1 then return {'exists'} end
 put_tenant(ARGV[2], ARGV[3], ARGV[1])
 local text = add(ARGV[2], ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[9]))
 note('', 'init', ARGV[2], ARGV[4], ARGV[8])

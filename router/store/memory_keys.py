@@ -81,7 +81,10 @@ class MemoryKeys:
         now = self._wall_clock()
         tenants = self._tenants | self._fixed_tenants
         admins = {name for name, tenant in tenants.items() if tenant.admin}
-        if any(each.tenant in admins and each.is_live(now) for each in self._all_keys()):
+        known = self._all_keys()
+        if any(each.tenant in admins and each.is_live(now) for each in known):
+            return None
+        if any(each.key_id == key.key_id for each in known):
             return None
         self._check_free(admin.name)
         self._tenants[admin.name] = admin

@@ -66,22 +66,28 @@ class RedisConnection:
     async def wait_available(self) -> None:
         await self._up.wait()
 
-    async def call(self, command: Callable[["Redis"], Awaitable[T]]) -> T:
+    async def call(
+        self, command: Callable[["Redis"], Awaitable[T]], timeout_s: float | None = None
+    ) -> T:
         """What the command gives. Raises StoreUnavailableError, whatever went wrong.
 
-        A call that is cancelled or overdue takes its connection with it: no later one reads
-        its reply.
+        `timeout_s` is for one that no request waits for. A call that is cancelled or overdue
+        takes its connection with it: no later one reads its reply.
         """
         if not self.available:
             raise StoreUnavailableError("the store is away")
         try:
-            return await self._timed(command)
+            return await self._timed(command, timeout_s)
         except (RedisError, OSError, TimeoutError) as error:
             self._failed(error)
             raise StoreUnavailableError("the store did not answer") from None
 
     async def evaluate(
-        self, script: Script, keys: Sequence[str], args: Sequence[str | int | float]
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | int | float],
+        timeout_s: float | None = None,
     ) -> Any:
         """What the script returns; a server that has forgotten it is told it again.
 
@@ -95,7 +101,7 @@ class RedisConnection:
             except NoScriptError:
                 return await client.eval(script.text, len(keys), *given)
 
-        return await self.call(run)
+        return await self.call(run, timeout_s)
 
     async def probe(self) -> None:
         """Find out whether Redis can be written to, and tell it where that has changed."""
@@ -123,8 +129,10 @@ class RedisConnection:
                     await self._asked.wait()
             await asyncio.sleep(_FIRST_DELAY_S * random.uniform(0.1, 1.0))
 
-    async def _timed(self, command: Callable[["Redis"], Awaitable[T]]) -> T:
-        async with asyncio.timeout(self._timeout_s):
+    async def _timed(
+        self, command: Callable[["Redis"], Awaitable[T]], timeout_s: float | None = None
+    ) -> T:
+        async with asyncio.timeout(timeout_s or self._timeout_s):
             return await command(self.client)
 
     def _failed(self, error: Exception) -> None:

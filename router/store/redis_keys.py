@@ -31,6 +31,8 @@ from router.store.tenant_json import key_from_json, tenant_from_json, tenant_to_
 
 T = TypeVar("T")
 
+# Of ten thousand keys at once; whoever has less patience ends the call.
+_NEWS_TIMEOUT_S = 5.0
 _AUDIT = key_scripts.NAMES[-1]
 
 
@@ -45,7 +47,9 @@ class RedisKeys:
 
     async def news(self, since: Mark | None) -> KeyNews:
         seen: list[str | int] = ["", 0] if since is None else [since.epoch, since.version]
-        epoch, version, is_whole, tenants, keys = await self._run(key_scripts.NEWS, *seen)
+        epoch, version, is_whole, tenants, keys = await self._connection.evaluate(
+            key_scripts.NEWS, key_scripts.NAMES, seen, _NEWS_TIMEOUT_S
+        )
         if since is not None and since.epoch and not epoch:
             # It came back empty: not the same as somebody having revoked every key.
             raise StoreUnavailableError("the store has lost its keys")
