@@ -148,4 +148,6 @@ def test_this_torch_has_the_varlen_attention_that_is_called():
 
 
 def test_backends_are_named_in_their_order():
-    assert GPU_BACKENDS == ("flash_attn_3", "triton", "flash_attn_2", "torch_varlen", "torch")
+    assert GPU_BACKENDS == (
+        "flash_attn_3", "triton", "flash_attn_2", "torch_varlen", "torch_padded", "torch",
+    )  # fmt: skip
