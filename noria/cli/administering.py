@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from noria.cli.tls import why_unreachable
 from noria.client.admin import AdminClient
 from noria.client.errors import NoriaError, UnreachableError
 from noria.client.tls import Tls
@@ -21,7 +22,8 @@ def administering(address: str, tls: Tls | None) -> Iterator[AdminClient]:
         with AdminClient(address, tls=tls) as client:
             yield client
     except UnreachableError as error:
-        raise click.ClickException(f"no router answers at {address} ({error.message})") from error
+        why = why_unreachable(address, error.message, tls)
+        raise click.ClickException(f"{why} ({error.message})") from error
     except (NoriaError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -10,6 +10,7 @@ import click
 
 from noria.cli.explained import explained_answer
 from noria.cli.terminal import one_line, write_piece
+from noria.cli.tls import why_unreachable
 from noria.client.errors import NoriaError, UnreachableError
 from noria.client.request import ChatOptions
 from noria.client.sync_client import Client
@@ -86,7 +87,9 @@ def chat(
             else:
                 _ask_once(client, question, options, ask, answer_line=answer_line)
     except UnreachableError as error:
-        hint = f"no server answers at {address}; `noria up` starts one here"
+        hint = why_unreachable(address, error.message, tls)
+        if hint.startswith("no server"):
+            hint += "; `noria up` starts one here"
         raise click.ClickException(f"{hint} ({error.message})") from error
     except (NoriaError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error

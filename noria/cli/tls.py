@@ -38,6 +38,19 @@ def tls_of(
     return Tls(ca, client_cert, client_key, server_name or "")
 
 
+def why_unreachable(address: str, problem: str, tls: Tls | None) -> str:
+    """What may be wrong where no server answers; `problem` is what gRPC says of it."""
+    if "CERTIFICATE_VERIFY_FAILED" in problem:
+        return f"the certificate of {address} is not one of the CA given with --ca"
+    if "Hostname Verification" in problem:
+        return f"the certificate of {address} has another name; --server-name says which"
+    if tls is None and "Socket closed" in problem:
+        return f"{address} closes the connection; if it speaks TLS, give its --ca"
+    if tls is not None and tls.cert is None and "Socket closed" in problem:
+        return f"{address} closes the connection; it may ask for a --client-cert"
+    return f"no server answers at {address}"
+
+
 @contextlib.contextmanager
 def told_warnings() -> Iterator[None]:
     """Warnings of the client are told on one line, without the place in the code."""

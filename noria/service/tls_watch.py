@@ -34,7 +34,7 @@ class TlsWatch(Collector):
         self._sources = {side: source for side, source in sources.items() if source is not None}
         self._log = log
         self._wall_clock = wall_clock
-        self._known: dict[str, tuple[TlsMaterial, float]] = {}
+        self._known: dict[str, tuple[TlsMaterial, float | None]] = {}
         self._warned: dict[str, tuple[TlsMaterial, float]] = {}
 
     @contextlib.asynccontextmanager
@@ -87,11 +87,19 @@ class TlsWatch(Collector):
         material = self._sources[side].material
         if material.cert is None:
             return None
-        known, at = self._known.get(side, (None, 0.0))
+        known, at = self._known.get(side, (None, None))
         if known is not material:
-            at = expires_at(material.cert)
+            at = self._read_expiry(side, material.cert)
             self._known[side] = (material, at)
         return at
+
+    def _read_expiry(self, side: str, cert: bytes) -> float | None:
+        try:
+            return expires_at(cert)
+        except ValueError:
+            # OpenSSL took it, and so does whoever connects.
+            self._log.warning("certificate_expiry_unknown", side=side)
+            return None
 
     def collect(self) -> Iterable[Metric]:
         yield expiry_gauge(self.seconds_left())

@@ -159,6 +159,18 @@ async def test_the_command_speaks_tls(certificates, golden_model, script_file):
         argv = [*map(str, flags), "chat", "--address", running.addresses[0], "q"]
         env = {"NORIA_API_KEY": API_KEY}
         told = await asyncio.to_thread(CliRunner().invoke, main, argv, env=env)
+        wrong = {
+            "closes the connection; if it speaks TLS, give its --ca": argv[6:],
+            "closes the connection; it may ask for a --client-cert": [*argv[:2], *argv[6:]],
+            "is not one of the CA given with --ca": [
+                "--ca", str(certificates.file("inner-ca.pem")), *argv[2:],
+            ],
+            "has another name; --server-name says which": ["--server-name", "other", *argv],
+        }  # fmt: skip
+        for why, command in wrong.items():
+            failed = await asyncio.to_thread(CliRunner().invoke, main, command, env=env)
+            assert failed.exit_code == 1
+            assert f"{running.addresses[0]} {why}" in failed.stderr
     assert (told.exit_code, told.stderr) == (0, "")
     assert told.stdout.strip()
 

@@ -74,3 +74,15 @@ async def test_the_metric_tells_what_is_left_and_follows_the_files(
             assert left() == pytest.approx(20 * DAY, abs=60)
     assert [line["event"] for line in lines][:1] == ["tls_files_refused"]
     assert "tls_files_read" in [line["event"] for line in lines]
+
+
+def test_a_certificate_whose_expiry_cannot_be_read_is_served_and_said_once(source, monkeypatch):
+    def fail(pem):
+        raise ValueError
+
+    monkeypatch.setattr(tls_watch, "expires_at", fail)
+    with structlog.testing.capture_logs() as lines:
+        watch = TlsWatch({"server": source}, structlog.get_logger())
+        assert watch.seconds_left() == watch.seconds_left() == {}
+        list(watch.collect())
+    assert [line["event"] for line in lines] == ["certificate_expiry_unknown"]
