@@ -317,7 +317,7 @@ class Router:
     def _new_fleet(self) -> Fleet:
         return Fleet(
             self._instance_id,
-            lambda: self._config.workers,
+            lambda: self._sessions.known,
             self.registry,
             self._tokenizers,
             self._queue,

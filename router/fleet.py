@@ -28,12 +28,12 @@ _UNREACHABLE = admin_pb2.WORKER_STATE_UNREACHABLE
 class Fleet:
     """Reads the router's own parts; call it on the event loop.
 
-    `configured` gives the addresses of the workers that there should be, `is_ready` whether
+    `known` gives the addresses of workers that were found, connected or not, `is_ready` whether
     this router is.
     """
 
     instance_id: str
-    configured: Callable[[], Iterable[str]]
+    known: Callable[[], Iterable[str]]
     registry: Registry
     tokenizers: Tokenizers
     queue: RequestQueue[TokenStream]
@@ -139,7 +139,7 @@ class Fleet:
     def _workers(self) -> Iterable[admin_pb2.WorkerStatus]:
         connected = sorted(self.registry, key=lambda each: (each.figures.model, each.worker_id))
         yield from map(self._worker, connected)
-        for worker_id in sorted(set(self.configured()) - {w.worker_id for w in connected}):
+        for worker_id in sorted(set(self.known()) - {w.worker_id for w in connected}):
             yield admin_pb2.WorkerStatus(worker_id=worker_id, state=_UNREACHABLE)
 
     def _worker(self, worker: WorkerState) -> admin_pb2.WorkerStatus:

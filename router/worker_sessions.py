@@ -44,6 +44,11 @@ class WorkerSessions:
         """Workers that are connected or tried."""
         return len(self._tasks)
 
+    @property
+    def known(self) -> frozenset[str]:
+        """Their addresses."""
+        return frozenset(self._tasks)
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Look for workers inside the block, and end all sessions with it."""

@@ -643,9 +643,7 @@ class GetFleetResponse(_message.Message):
 
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
-        """By model and address; those of the configuration that are not connected
-        last.
-        """
+        """By model and address; those that were found and are not connected last."""
 
     @_builtins.property
     def tokenizers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizerStatus]:

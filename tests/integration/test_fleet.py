@@ -138,7 +138,16 @@ async def test_live_requests_are_listed_without_their_text(golden_model, setting
 
 
 async def test_a_worker_that_is_not_there_is_named_with_those_that_are(golden_model, settings):
+    """One that should be there and is not connected is shown as unreachable."""
     async with running_stack(golden_model, **settings) as running:
-        router, _, worker = running.addresses
+        _, _, worker = running.addresses
+        config = dataclasses.replace(
+            running.router._config, listen="127.0.0.1:0", workers=(worker, "127.0.0.1:9")
+        )
+        async with running_router(config) as second:
+            await second.wait_ready()
+            *_, line = (await noria(second.address, "status")).split("\n\n")[2].splitlines()
+            assert line.split()[:3] == ["127.0.0.1:9", "-", "unreachable"]
+        router = running.addresses[0]
         told = await noria(router, "drain", "10.9.9.9:1", fails=True)
         assert f"no such worker is connected; there are {worker}" in told

@@ -109,4 +109,4 @@ async def test_what_went_wrong_is_told_on_one_line(keys):
     assert "as 90d" in await command("create", "search", "--expires-in", "1y", fails=True)
     assert "no such tenant" in await command("create", "nobody", fails=True)
     other = Command("127.0.0.1:1", "x")
-    assert "no router answers at 127.0.0.1:1" in await other("list", fails=True)
+    assert "no server answers at 127.0.0.1:1" in await other("list", fails=True)
