@@ -4,6 +4,7 @@ A router's own buckets see everything that it charges, shared or not. So they ne
 less than the shared ones would, and alone they bound what it grants while these are away.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -155,6 +156,7 @@ class Books:
         self._lease_s = lease_s
         self._here = MemoryLimits(clock)
         self._books: dict[str, Book] = {}
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._books)
@@ -185,22 +187,38 @@ class Books:
             hold.take(ask, ask.wanted)
             book.here = replace(book.account)
             return Verdict(ask.wanted)
-        account = replace(book.account)
-        statement = Statement(book.tenant, book.limits, account, book.here, *_ALL, (ask,))
-        (verdict,) = self._here.decide(_HERE, statement, _HERE_LEASE_S)
+        (verdict,) = self._decide_here(book, (ask,))
         if verdict.refused_by is None and not ask.dry_run:
             hold.take(ask, verdict.tokens)
         book.here = replace(book.account)
         return verdict
 
     def statement(self, book: Book, asks: tuple[Ask, ...]) -> Statement:
-        """What the shared limits are told and asked about a tenant."""
-        account = replace(book.account)
-        here = Statement(book.tenant, book.limits, account, book.here, *_ALL)
-        self._here.decide(_HERE, here, _HERE_LEASE_S)
-        book.here = account
+        """What the shared limits are told and asked about a tenant, now."""
+        self._decide_here(book, ())
+        book.here = replace(book.account)
         lacking = self._here.lacking(book.tenant, book.limits)
-        return Statement(book.tenant, book.limits, book.confirmed(), book.known, *lacking, asks)
+        return Statement(
+            book.tenant,
+            book.limits,
+            book.confirmed(),
+            book.known,
+            *lacking,
+            number=next(self._numbers),
+            asks=asks,
+        )
+
+    def _decide_here(self, book: Book, asks: tuple[Ask, ...]) -> list[Verdict]:
+        statement = Statement(
+            book.tenant,
+            book.limits,
+            replace(book.account),
+            book.here,
+            *_ALL,
+            number=next(self._numbers),
+            asks=asks,
+        )
+        return self._here.decide(_HERE, statement, _HERE_LEASE_S)
 
     def forget_idle(self) -> None:
         """Forget tenants of whom nothing is held and nothing remembered, here or in the store.

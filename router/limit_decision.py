@@ -88,9 +88,9 @@ class Verdict:
 class Statement:
     """What one router tells of a tenant, and what it asks for its requests, in order.
 
-    `known` is the account as the store acknowledged it last. A charge that was told late
-    counts no more than what this router's own bucket still lacks: the rest was refilled
-    meanwhile.
+    `number` grows with each that a router makes: one that was overtaken is not heard. `known`
+    is the account as the store acknowledged it last. A charge that was told late counts no more
+    than what this router's own bucket still lacks: the rest was refilled meanwhile.
     """
 
     tenant: str
@@ -99,15 +99,17 @@ class Statement:
     known: Account
     lacking_requests: int
     lacking_tokens: int
+    number: int
     asks: Sequence[Ask] = ()
 
 
 @dataclass(slots=True)
 class Lease:
-    """A router's account, until `expires_ms`."""
+    """A router's account, until `expires_ms`, as its statement of this number told it."""
 
     expires_ms: int
     account: Account
+    number: int
 
 
 @dataclass(slots=True)
@@ -123,12 +125,18 @@ class TenantState:
 def exchange(
     state: TenantState, router: str, statement: Statement, lease_ms: int, now_ms: int
 ) -> list[Verdict]:
-    """Take over what a router tells and decide what it asks; a verdict for each ask."""
-    limits = statement.limits
+    """Take over what a router tells and decide what it asks; a verdict for each ask.
+
+    What arrives after a later statement, from a connection that was given up, changes nothing
+    and gets no verdicts: nobody waits for them.
+    """
+    limits, lease = statement.limits, state.leases.get(router)
+    if lease is not None and lease.expires_ms > now_ms and statement.number <= lease.number:
+        return []
     _advance(state, limits, now_ms)
     _expire(state, limits, lease_ms)
-    account = _take_over(state, router, statement)
-    state.leases[router] = Lease(now_ms + lease_ms, account)
+    account = _take_over(state, state.leases.get(router), statement)
+    state.leases[router] = Lease(now_ms + lease_ms, account, statement.number)
     return [_decide(state, limits, account, ask) for ask in statement.asks]
 
 
@@ -162,10 +170,9 @@ def _expire(state: TenantState, limits: TenantLimits, lease_ms: int) -> None:
     _charge(state, limits, 0, -unused)
 
 
-def _take_over(state: TenantState, router: str, statement: Statement) -> Account:
+def _take_over(state: TenantState, lease: Lease | None, statement: Statement) -> Account:
     """Charge what the router charged since it was heard last."""
     account, known = statement.account, statement.known
-    lease = state.leases.get(router)
     # Without a lease: new here, or its lease ran out and its open tokens were given back.
     before = lease.account if lease else replace(known, tokens=known.tokens - known.open_tokens)
     requests = min(account.requests - before.requests, statement.lacking_requests)

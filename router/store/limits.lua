@@ -5,8 +5,8 @@
 -- ARGV     router, lease in ms; requests and tokens per minute, concurrent requests and
 --          encodes (0: no limit); the account (concurrent, encodes, requests, tokens, open
 --          tokens); requests, tokens and open tokens as acknowledged last; lacking requests
---          and tokens; then six for each ask: requests, concurrent, encodes, tokens needed,
---          tokens wanted, 1 for a dry run
+--          and tokens; the statement's number; then six for each ask: requests, concurrent,
+--          encodes, tokens needed, tokens wanted, 1 for a dry run
 -- Returns  the time in ms, then four for each ask: tokens, refusing limit (0: granted), wait
 --          in ms, what is left of the limit or, if granted, of tokens per minute
 local UNITS, FULL_AFTER_MS, PLACE_WAIT_MS = 60000, 120000, 1000
@@ -20,7 +20,7 @@ local now = tonumber(time[1]) * 1000 + floor(tonumber(time[2]) / 1000)
 local router, lease = ARGV[1], arg(2)
 local limits = { arg(3), arg(4), arg(5), arg(6) }
 
-local state, others, mine = {}, {}, nil
+local state, others = {}, {}
 local stored = redis.call('HGETALL', KEYS[1])
 for i = 1, #stored, 2 do
   if string.sub(stored[i], 1, 2) == 'r:' then
@@ -31,6 +31,10 @@ for i = 1, #stored, 2 do
     state[stored[i]] = tonumber(stored[i + 1])
   end
 end
+
+-- Overtaken by a later statement: nobody waits for an answer.
+local mine = others[router]
+if mine and mine[1] > now and arg(17) <= mine[7] then return { now } end
 
 -- Refill; after a step back the clock counts from where it stands now.
 local elapsed = min(max(now - (state.at or now), 0), FULL_AFTER_MS)
@@ -51,6 +55,7 @@ end
 
 -- Drop whoever has been silent; what it reserved and did not use comes back.
 local unused, gone, held, encodes = 0, {}, 0, 0
+mine = nil
 for name, account in pairs(others) do
   if account[1] <= now then
     unused = unused + account[6]
@@ -63,7 +68,8 @@ for name, account in pairs(others) do
     if account[1] > now + lease then
       account[1] = now + lease
       redis.call('HSET', KEYS[1], 'r:' .. name, table.concat({ text(account[1]), text(account[2]),
-        text(account[3]), text(account[4]), text(account[5]), text(account[6]) }, ' '))
+        text(account[3]), text(account[4]), text(account[5]), text(account[6]),
+        text(account[7]) }, ' '))
     end
   end
 end
@@ -108,12 +114,13 @@ local function decide(first)
 end
 
 local reply = { now }
-for first = 17, #ARGV, 6 do
+for first = 18, #ARGV, 6 do
   for _, number in ipairs({ decide(first) }) do reply[#reply + 1] = number end
 end
 
 local fields = { 'at', text(now), 'r:' .. router, table.concat({ text(now + lease),
-  text(account[1]), text(account[2]), text(account[3]), text(account[4]), text(account[5]) }, ' ') }
+  text(account[1]), text(account[2]), text(account[3]), text(account[4]), text(account[5]),
+  text(arg(17)) }, ' ') }
 for i, name in ipairs({ 'rq', 'tk' }) do
   if levels[i] then
     fields[#fields + 1] = name

@@ -73,7 +73,7 @@ def _figures(statement: Statement) -> Iterator[int]:
     yield from (account.concurrent, account.encodes, account.requests)
     yield from (account.tokens, account.open_tokens)
     yield from (known.requests, known.tokens, known.open_tokens)
-    yield from (statement.lacking_requests, statement.lacking_tokens)
+    yield from (statement.lacking_requests, statement.lacking_tokens, statement.number)
     for ask in statement.asks:
         yield from (ask.requests, ask.concurrent, ask.encodes, ask.needed, ask.wanted)
         yield int(ask.dry_run)

@@ -18,6 +18,7 @@ import structlog
 from noria.v1 import chat_pb2, chat_pb2_grpc
 from router.app import running_router
 from router.config import RouterConfig
+from router.connection import background
 from router.store.redis_limits import limits_key
 from tests.router.fakes import FakeTokenizer, FakeWorker, bearer, next_event, refusal, spec, until
 
@@ -57,11 +58,18 @@ async def fakes(count=2):
         await tokenizer.start()
         await worker.start()
     try:
-        yield pairs
+        async with background([say_load(worker) for _, worker in pairs]):
+            yield pairs
     finally:
         for tokenizer, worker in pairs:
             await worker.stop()
             await tokenizer.stop()
+
+
+async def say_load(worker):
+    while True:
+        await asyncio.sleep(0.3)
+        worker.say_load()
 
 
 @dataclass

@@ -20,6 +20,7 @@ from router.tenant_limits import TenantLimits
 LEASE_S = 5.0
 ROUTERS = ("one", "two", "three")
 _names = (f"tenant-{number}" for number in itertools.count())
+_numbers = itertools.count(1)
 
 
 class InMemory:
@@ -62,6 +63,10 @@ class InRedis:
         return int(self.client.hget(limits_key(tenant), "at"))
 
 
+def opened(server):
+    return redis_connection(server.url, structlog.get_logger(), timeout_s=5)
+
+
 @pytest.fixture(params=["memory", "redis"])
 async def kept(request):
     if request.param == "memory":
@@ -69,7 +74,7 @@ async def kept(request):
         return
     server = request.getfixturevalue("shared_redis_server")
     with server.client() as client:
-        async with redis_connection(server.url, structlog.get_logger()) as connection:
+        async with opened(server) as connection:
             yield InRedis(connection, client)
 
 
@@ -84,10 +89,15 @@ class Model:
     def age(self, ms):
         self.at -= ms
         self.leases = {
-            router: (end - ms, account) for router, (end, account) in self.leases.items()
+            router: (end - ms, account, number)
+            for router, (end, account, number) in self.leases.items()
         }
 
     def exchange(self, router, told, now):
+        if router in self.leases:
+            end, _, number = self.leases[router]
+            if end > now and told.number <= number:
+                return []
         rates = {"r": told.limits.requests_per_minute, "t": told.limits.tokens_per_minute}
         minutes = Fraction(min(max(now - self.at, 0), 120_000), 60_000)
         for kind, rate in rates.items():
@@ -97,9 +107,9 @@ class Model:
                 level = max(self.levels.get(kind, rate), -rate)
                 self.levels[kind] = min(level + minutes * rate, rate)
         self.at = now
-        for name, (end, account) in list(self.leases.items()):
+        for name, (end, account, number) in list(self.leases.items()):
             end = min(end, now + LEASE_S * 1000)
-            self.leases[name] = (end, account)
+            self.leases[name] = (end, account, number)
             if end <= now:
                 del self.leases[name]
                 self.add("t", account.open_tokens, rates)
@@ -110,7 +120,7 @@ class Model:
         self.add("r", -min(told.account.requests - requests, told.lacking_requests), rates)
         self.add("t", -min(told.account.tokens - tokens, told.lacking_tokens), rates)
         mine = replace(told.account)
-        self.leases[router] = (now + LEASE_S * 1000, mine)
+        self.leases[router] = (now + LEASE_S * 1000, mine, told.number)
         return [self.decide(ask, mine, told.limits, rates) for ask in told.asks]
 
     def add(self, kind, amount, rates):
@@ -127,7 +137,7 @@ class Model:
             (Limit(3), "concurrent", limits.concurrent_requests, ask.concurrent),
             (Limit(4), "encodes", limits.concurrent_encodes, ask.encodes),
         ):
-            held = sum(getattr(account, name) for _, account in self.leases.values())
+            held = sum(getattr(account, name) for _, account, _ in self.leases.values())
             if bound is not None and amount and held + amount > bound:
                 told.append(Verdict(0, limit, 1000, max(0, bound - held)))
         if told:
@@ -169,6 +179,8 @@ EVENTS = st.one_of(
     ),
     st.tuples(st.just("age"), st.one_of(st.integers(1, 3000), st.integers(-4000, 130_000))),
     st.tuples(st.just("limit"), LIMITS),
+    # A statement that was overtaken: told by how many ago.
+    st.tuples(st.just("late"), st.integers(1, 4)),
     st.just(("forget",)),
 )  # fmt: skip
 
@@ -183,6 +195,7 @@ async def test_both_stores_decide_as_the_model_does(kept, first, events):
     """Whatever routers ask, give back, take alone, lose the answer of, or are silent for."""
     tenant, model, limits = next(_names), Model(), first
     accounts = {router: (Account(), Account()) for router in ROUTERS}
+    statements = []
     for event in events:
         if event[0] == "limit":
             limits = event[1]
@@ -193,12 +206,20 @@ async def test_both_stores_decide_as_the_model_does(kept, first, events):
             kept.age(tenant, event[1])
             if isinstance(kept, InRedis):
                 model.age(event[1])
+        elif event[0] == "late":
+            if len(statements) >= event[1]:
+                router, told = statements[-event[1]]
+                (verdicts,) = await kept.store.exchange(router, [told], LEASE_S)
+                # Without an exchange nothing tells the store's time; any that is past will do.
+                assert verdicts == model.exchange(router, told, kept.told_at(tenant))
         elif event[0] == "alone":
             alone(accounts[event[1]][0], event[2], event[3])
         else:
             _, router, asks, answer_is_lost = event
             account, known = accounts[router]
-            told = Statement(tenant, limits, account, known, 2, 3000, asks)
+            number = next(_numbers)
+            told = Statement(tenant, limits, replace(account), known, 2, 3000, number, asks)
+            statements.append((router, told))
             (verdicts,) = await kept.store.exchange(router, [told], LEASE_S)
             assert verdicts == model.exchange(router, told, kept.told_at(tenant))
             if not answer_is_lost:
@@ -223,7 +244,9 @@ def heard(accounts, router, asks, verdicts):
 
 def told(tenant, limits, account=None, asks=(), known=None):
     account = account or Account()
-    return Statement(tenant, limits, account, known or account, 10**10, 10**10, asks)
+    return Statement(
+        tenant, limits, account, known or account, 10**10, 10**10, next(_numbers), asks
+    )
 
 
 async def test_a_silent_router_holds_nothing_once_its_lease_has_run_out(kept):
@@ -273,9 +296,21 @@ async def test_a_charge_told_late_counts_no_more_than_the_teller_still_lacks(kep
     """Ten minutes at the limit, untold, are not ten minutes of debt."""
     tenant, limits = next(_names), TenantLimits(None, 1000)
     account, nothing = Account(tokens=10_000), Account()
-    late = Statement(tenant, limits, account, nothing, 0, 300, [Ask(0, 0, 0, 1, 1000, True)])
+    late = Statement(tenant, limits, account, nothing, 0, 300, 1, [Ask(0, 0, 0, 1, 1000, True)])
     (verdicts,) = await kept.store.exchange("one", [late], LEASE_S)
     assert verdicts == [Verdict(700, left=700)]
+
+
+async def test_a_statement_that_was_overtaken_is_not_heard(kept):
+    """A frozen server reads what a connection that was given up has sent, after what came later."""
+    tenant, limits = next(_names), TenantLimits(None, 6000, 1)
+    held, nothing = Account(concurrent=1, tokens=500, open_tokens=500), Account()
+    late = told(tenant, limits, held, known=nothing)
+    await kept.store.exchange("one", [told(tenant, limits)], LEASE_S)
+    assert await kept.store.exchange("one", [late], LEASE_S) == [[]]
+    ask = Ask(concurrent=1, needed=6000, wanted=6000)
+    (verdicts,) = await kept.store.exchange("two", [told(tenant, limits, asks=[ask])], LEASE_S)
+    assert verdicts == [Verdict(6000)]
 
 
 async def test_one_tenant_s_limits_are_no_other_s(kept):
@@ -290,7 +325,7 @@ async def test_what_is_idle_vanishes_from_redis(shared_redis_server):
     tenant, limits = next(_names), TenantLimits(1, 10, 1, 1)
     key = limits_key(tenant)
     with shared_redis_server.client() as client:
-        async with redis_connection(shared_redis_server.url, structlog.get_logger()) as connection:
+        async with opened(shared_redis_server) as connection:
             store = RedisLimits(connection)
             for _ in range(2):
                 await store.exchange("one", [told(tenant, limits)], LEASE_S)
@@ -313,7 +348,7 @@ async def test_what_is_idle_vanishes_from_memory():
 async def test_a_server_that_has_forgotten_the_script_is_told_it_again(shared_redis_server):
     tenant, limits = next(_names), TenantLimits(5)
     with shared_redis_server.client() as client:
-        async with redis_connection(shared_redis_server.url, structlog.get_logger()) as connection:
+        async with opened(shared_redis_server) as connection:
             store = RedisLimits(connection)
             for _ in range(2):
                 client.script_flush()
