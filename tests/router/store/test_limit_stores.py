@@ -131,7 +131,7 @@ class Model:
         told = []
         for kind, limit, amount in (("r", Limit(1), ask.requests), ("t", Limit(2), ask.needed)):
             if kind in self.levels and amount > self.levels[kind]:
-                wait = math.ceil((amount - self.levels[kind]) / rates[kind] * 60_000)
+                wait = math.ceil(Fraction(amount - self.levels[kind]) / rates[kind] * 60_000)
                 told.append(Verdict(0, limit, wait, math.floor(max(self.levels[kind], 0))))
         for limit, name, bound, amount in (
             (Limit(3), "concurrent", limits.concurrent_requests, ask.concurrent),
