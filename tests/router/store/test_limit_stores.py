@@ -130,7 +130,8 @@ class Model:
     def decide(self, ask, mine, limits, rates):
         told = []
         for kind, limit, amount in (("r", Limit(1), ask.requests), ("t", Limit(2), ask.needed)):
-            if kind in self.levels and amount > self.levels[kind]:
+            # Who needs none is not kept from it by a debt.
+            if kind in self.levels and amount and amount > self.levels[kind]:
                 wait = math.ceil(Fraction(amount - self.levels[kind]) / rates[kind] * 60_000)
                 told.append(Verdict(0, limit, wait, math.floor(max(self.levels[kind], 0))))
         for limit, name, bound, amount in (
