@@ -1,9 +1,7 @@
 """`python -m worker`: one worker process."""
 
 import asyncio
-import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from noria.service.log import LEVELS, configure_logging, places_of, why_not
 from noria.service.parent import die_with_parent
 from noria.service.server import stop_event
 from noria.service.tasks import first_of, unless
+from noria.service.threads import ThreadDeath, first_death, leave
 from noria.service.tls_flags import server_tls_flags, take_server_tls
 from worker.app import RunningWorker, running_worker
 from worker.config import (
@@ -111,18 +110,11 @@ def main(parent_pid: int | None, log_level: str, **settings: Any) -> None:
         raise click.UsageError(str(error)) from error
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     log = configure_logging("worker", log_level)
-    status = asyncio.run(serve(config, log))
-    if any(thread.name == "engine" for thread in threading.enumerate()):
-        # It is inside torch and cannot be interrupted; to tear the interpreter down under
-        # it would abort the process.
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
+    leave(asyncio.run(serve(config, log)))
 
 
 async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger) -> int:
     """Run until told to stop; the exit status."""
-    started = time.monotonic()
     stop = stop_event()
 
     def on_progress(stage: str, done: int, total: int) -> None:
@@ -133,17 +125,12 @@ async def serve(config: WorkerConfig, log: structlog.typing.FilteringBoundLogger
         log.error("batch failed", kind=type(failure).__name__, where=places_of(failure))
 
     try:
-        async with running_worker(config, on_progress=on_progress, on_failure=on_failure) as worker:
-            log.info("listening", address=worker.address, metrics=worker.metrics_address)
-            facts = await unless(stop, worker.ready())
-            if facts is None:
-                log.info("draining")
-                log.info("stopped", aborted=0)
-                return 0
-            _tell_backend(log, facts)
-            _tell_cache(log, facts)
-            log.info("ready", seconds=round(time.monotonic() - started, 2), model=config.name)
-            return await _until_stopped(worker, stop, config.drain_grace_s, log)
+        with first_death() as death:
+            async with running_worker(
+                config, on_progress=on_progress, on_failure=on_failure
+            ) as worker:
+                log.info("listening", address=worker.address, metrics=worker.metrics_address)
+                return await _until_stopped(worker, stop, death, config, log)
     except Exception as error:
         log.error("cannot serve", **why_not(error))
         return 1
@@ -177,25 +164,37 @@ def _tell_cache(log: structlog.typing.FilteringBoundLogger, facts: "WorkerFacts"
 async def _until_stopped(
     worker: RunningWorker,
     stop: asyncio.Event,
-    grace_s: float,
+    death: "asyncio.Future[ThreadDeath]",
+    config: WorkerConfig,
     log: structlog.typing.FilteringBoundLogger,
 ) -> int:
-    """Serve, then drain; a crash of the engine ends either."""
-    ended: dict[str, int] = {}
+    """Load, serve, then drain; the end of a thread that the worker needs ends either."""
+    started, ended = time.monotonic(), dict[str, int]()
 
     async def serve_and_drain() -> None:
-        await stop.wait()
+        facts = await unless(stop, worker.ready())
+        if facts is not None:
+            _tell_backend(log, facts)
+            _tell_cache(log, facts)
+            log.info("ready", seconds=round(time.monotonic() - started, 2), model=config.name)
+            await stop.wait()
         log.info("draining")
-        left = await worker.drain(grace_s)
+        left = await worker.drain(config.drain_grace_s)
         log.info("stopped", aborted=left)
         ended["status"] = 0
 
-    async def crash() -> None:
+    async def engine_crash() -> None:
         failure = await worker.crashed()
         log.error("engine crashed", kind=type(failure).__name__, where=places_of(failure))
         ended["status"] = 1
 
-    await first_of(serve_and_drain(), crash())
+    async def thread_crash() -> None:
+        told = await asyncio.shield(death)
+        kind, where = type(told.error).__name__, places_of(told.error)
+        log.error("thread crashed", name=told.name, kind=kind, where=where)
+        ended["status"] = 1
+
+    await first_of(serve_and_drain(), engine_crash(), thread_crash())
     return max(ended.values())
 
 

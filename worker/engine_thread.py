@@ -118,10 +118,10 @@ class EngineThread(Generic[Facts]):
     def _run(self) -> None:
         try:
             engine, facts = self._build()
+            self._publish(engine.load())
         except BaseException as error:
             self.ready.set_exception(error)
             return
-        self._publish(engine.load())
         self.ready.set_result(facts)
         try:
             self._loop(engine)

@@ -485,8 +485,11 @@ class StructuredOutput(_message.Message):
     stop ids and stop strings cut it wherever it is, as ever. Log-probabilities
     are those among the possible tokens. Control tokens other than EOS are never
     chosen. Each choice of `n` is a form of its own. What cannot be compiled in
-    time, or no token of the model can write, is refused as INVALID_FIELD; forms
-    are treated like prompts, and no error repeats any of their text.
+    time, or no token of the model can write, is refused as INVALID_FIELD. A form
+    that needs too many states for what has been written (all choices of a request
+    together) ends the request with INVALID_FIELD while it runs, after text that
+    was sent. Forms are treated like prompts, and no error repeats any of their
+    text.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -58,7 +58,9 @@ class _RefusalCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalCo
     REFUSAL_CODE_DRAINING: _RefusalCode.ValueType  # 2
     """This worker takes no more: place it elsewhere."""
     REFUSAL_CODE_INVALID: _RefusalCode.ValueType  # 3
-    """The submit is wrong: tell the caller."""
+    """The submit is wrong: tell the caller. Also after deltas, when an output
+    brings its grammar to a limit.
+    """
     REFUSAL_CODE_INTERNAL: _RefusalCode.ValueType  # 4
     """The worker is at fault."""
 
@@ -73,7 +75,9 @@ is only grammars that are too many.
 REFUSAL_CODE_DRAINING: RefusalCode.ValueType  # 2
 """This worker takes no more: place it elsewhere."""
 REFUSAL_CODE_INVALID: RefusalCode.ValueType  # 3
-"""The submit is wrong: tell the caller."""
+"""The submit is wrong: tell the caller. Also after deltas, when an output
+brings its grammar to a limit.
+"""
 REFUSAL_CODE_INTERNAL: RefusalCode.ValueType  # 4
 """The worker is at fault."""
 Global___RefusalCode: _TypeAlias = RefusalCode  # noqa: Y015

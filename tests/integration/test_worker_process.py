@@ -12,9 +12,9 @@ from tests.support.worker_client import worker_client
 class Process:
     """`python -m worker` with its log read line by line."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, program=("-m", "worker")):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "worker", "--listen", "127.0.0.1:0", *flags],
+            [sys.executable, *program, "--listen", "127.0.0.1:0", *flags],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -42,8 +42,8 @@ class Process:
 def start():
     started = []
 
-    def make(*flags):
-        started.append(Process(*flags))
+    def make(*flags, **options):
+        started.append(Process(*flags, **options))
         return started[-1]
 
     yield make
@@ -75,3 +75,26 @@ async def test_while_a_step_hangs(start, golden_model, script_file):
         await client.until(lambda: client.load and client.load.step_age_ms > 0)
     assert worker.end(timeout=30) == 0
     assert "Traceback" not in worker.log
+
+
+DYING = """
+import threading
+from worker import __main__ as worker
+
+def die():
+    raise ValueError("Xanadu")
+
+worker._tell_cache = lambda log, facts: threading.Thread(target=die, name="any").start()
+worker.main()
+"""
+
+
+def test_when_any_of_its_threads_dies(start, golden_model, script_file):
+    """At once, as when the engine's does: what goes on without one serves nobody."""
+    flags = ("--model", str(golden_model), "--script", str(script_file(mean_output_tokens=1)))
+    worker = start(*flags, program=("-c", DYING))
+    line = worker.until("thread crashed")
+    assert '"name": "any"' in line
+    assert '"kind": "ValueError"' in line
+    assert worker.process.wait(timeout=30) == 1
+    assert "Xanadu" not in worker.log + worker.process.stderr.read()

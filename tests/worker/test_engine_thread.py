@@ -129,6 +129,16 @@ def test_an_engine_that_breaks_is_reported(harness):
         assert isinstance(thread.crashed.result(timeout=10), ZeroDivisionError)
 
 
+def test_an_engine_that_breaks_before_its_first_step_is_never_ready(harness):
+    def broken():
+        engine, facts = harness.build()
+        engine.load = lambda: 1 / 0
+        return engine, facts
+
+    with EngineThread(broken, harness.on_output) as thread:
+        assert isinstance(thread.ready.exception(timeout=10), ZeroDivisionError)
+
+
 def test_leaving_the_context_stops_an_idle_thread(harness):
     with EngineThread(harness.build, harness.on_output) as thread:
         thread.ready.result(timeout=10)

@@ -353,6 +353,19 @@ def test_leaving_tells_those_whose_turn_has_not_come(done):
         later.result()
 
 
+def test_where_no_thread_can_be_started_the_request_fails_and_nothing_else(done, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with GrammarCompiler(TABLE, done.release, trial=NoTrial, num_threads=1) as compiler:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            ticket = compiler.request(regex("a"))
+        with pytest.raises(CompilerFailedError):
+            ticket.result()
+        assert finished(compiler, done, regex("b"))
+
+
 def test_only_so_many_requests_have_a_grammar_at_a_time(done):
     """Until nobody has a matcher of it any more; those of one request count once."""
     with GrammarCompiler(TABLE, done.release, trial=NoTrial, max_live=2) as compiler:

@@ -160,7 +160,12 @@ class GrammarCompiler:
         job.future.add_done_callback(self._settle)
         self._turns.put(salt, job)
         tokenizer = self._tokenizer
-        self._pool.submit(lambda: self._take_turn(tokenizer))
+        try:
+            self._pool.submit(lambda: self._take_turn(tokenizer))
+        except RuntimeError:
+            # No thread can be started, or the worker is stopping.
+            self._turns.remove(salt, job)
+            job.future.set_exception(CompilerFailedError("no thread to compile on"))
         return _Claim(job.future, lambda: self._turns.remove(salt, job))
 
     def _check_room(self, salt: bytes) -> None:
