@@ -45,7 +45,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async def create(by: str) -> admin_pb2.CreateKeyResponse:
             label = wire_admin.checked_label(request.label)
             ends_in_s = wire_admin.checked_expiry(request)
-            made = await self._keys.create(request.tenant, label, ends_in_s, by)
+            name = wire_admin.checked_certificate(request.certificate)
+            if name:
+                label = label or name
+                made = await self._keys.certify(request.tenant, name, label, ends_in_s, by)
+            else:
+                made = await self._keys.create(request.tenant, label, ends_in_s, by)
             return admin_pb2.CreateKeyResponse(
                 key=wire_admin.key(made.record, self._wall_clock()),
                 api_key=made.api_key,

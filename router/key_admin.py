@@ -8,7 +8,7 @@ import structlog
 
 from noria.reasons import Reason, RequestError
 from noria.service.api_key import key_sha256, new_key
-from router.auth import Tenant
+from router.auth import Tenant, certificate_sha256
 from router.key_cache import KeyCache
 from router.store.base import StoreUnavailableError
 from router.store.keys import KeyChange, KeyRecord, KeyStore, NewKey, WallClock
@@ -54,10 +54,21 @@ class KeyAdmin:
     async def create(self, tenant: str, label: str, expires_in_s: float | None, by: str) -> MadeKey:
         """Raises INVALID_FIELD for a tenant that there is not, TOO_MANY_KEYS."""
         api_key = new_key()
+        made = NewKey(tenant, key_sha256(api_key), label, expires_in_s)
+        return await self._create(made, api_key, by)
+
+    async def certify(
+        self, tenant: str, name: str, label: str, expires_in_s: float | None, by: str
+    ) -> MadeKey:
+        """Let a name in client certificates stand for a key; the same errors, and INVALID_FIELD
+        for a name that stands for one already, or did.
+        """
+        made = NewKey(tenant, certificate_sha256(name), label, expires_in_s)
+        return await self._create(made, "", by)
+
+    async def _create(self, made: NewKey, api_key: str, by: str) -> MadeKey:
         with _asking():
-            record, change = await self._store.create(
-                NewKey(tenant, key_sha256(api_key), label, expires_in_s), by
-            )
+            record, change = await self._store.create(made, by)
         await self._changed(change)
         return MadeKey(record, api_key, self._store.is_lasting)
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
-from noria.service.limits import MAX_PRIORITY, MIN_PRIORITY
+from noria.service.limits import MAX_CERTIFICATE_NAME_BYTES, MAX_PRIORITY, MIN_PRIORITY
 from router.auth import ApiKey, Keys, Tenant, certificate_sha256
 from router.tenant_limits import LIMIT_FIELDS, TenantLimits
 
@@ -24,7 +24,6 @@ _TENANT_FIELDS = (
     "name", "models", "methods", "priority_ceiling", "cache_group", "admin", *LIMIT_FIELDS, "keys",
 )  # fmt: skip
 _KEY_FIELDS = ("sha256", "certificate", "label", "expires", "disabled")
-_MAX_NAME_BYTES = 256
 
 
 class KeysFormatError(ValueError):
@@ -162,8 +161,8 @@ def _digest(table: _Table) -> str:
     table.check_names(_KEY_FIELDS)
     name = table.get("certificate", str, "")
     if "certificate" in table.fields:
-        if "sha256" in table.fields or not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
-            problem = f"in place of sha256, 1 to {_MAX_NAME_BYTES} bytes"
+        if "sha256" in table.fields or not 0 < len(name.encode()) <= MAX_CERTIFICATE_NAME_BYTES:
+            problem = f"in place of sha256, 1 to {MAX_CERTIFICATE_NAME_BYTES} bytes"
             raise table.fail(f"certificate: {problem} are needed")
         return certificate_sha256(name)
     digest: str = table.get("sha256", str, "").lower()

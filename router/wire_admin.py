@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from noria.reasons import RequestError, invalid_field
 from noria.service.limits import (
+    MAX_CERTIFICATE_NAME_BYTES,
     MAX_KEY_LABEL_BYTES,
     MAX_MODEL_NAME_BYTES,
     MAX_PRIORITY,
@@ -46,6 +47,15 @@ def checked_label(label: str) -> str:
         problem = f"{size} bytes; at most {MAX_KEY_LABEL_BYTES}, all of them printable"
         raise invalid_field("label", problem)
     return label
+
+
+def checked_certificate(name: str) -> str:
+    """A certificate's name, or nothing. Raises INVALID_FIELD."""
+    size = len(name.encode())
+    if size > MAX_CERTIFICATE_NAME_BYTES or not name.isprintable():
+        problem = f"{size} bytes; at most {MAX_CERTIFICATE_NAME_BYTES}, all of them printable"
+        raise invalid_field("certificate", problem)
+    return name
 
 
 def checked_expiry(

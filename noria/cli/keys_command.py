@@ -88,19 +88,29 @@ def tenant(
 @click.argument("tenant")
 @click.option("--label", default="", help="For people.")
 @click.option("--expires-in", type=_Duration(), help="For example 90d. Default: never.")
+@click.option("--certificate", default="", help="A name in client certificates, in place of a key.")
 @ADDRESS
 @click.pass_obj
 def create(
-    tls: Tls | None, /, tenant: str, label: str, expires_in: int | None, address: str
+    tls: Tls | None,
+    /,
+    tenant: str,
+    label: str,
+    expires_in: int | None,
+    certificate: str,
+    address: str,
 ) -> None:
     """Make a key for TENANT and print it, this once."""
-    request = admin_pb2.CreateKeyRequest(tenant=tenant, label=label, expires_in_ms=expires_in)
+    request = admin_pb2.CreateKeyRequest(
+        tenant=tenant, label=label, expires_in_ms=expires_in, certificate=certificate
+    )
     with administering(address, tls) as client:
         made = client.call(client.stub.CreateKey, request)
     tell(f"{made.key.key_id} of {made.key.tenant}: {_state(made.key)}")
     if made.until_router_stops:
         tell("this router has no Redis: the key is gone when it stops")
-    click.echo(made.api_key)
+    if made.api_key:
+        click.echo(made.api_key)
 
 
 @keys.command("list")

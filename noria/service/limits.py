@@ -52,6 +52,8 @@ MAX_MODEL_NAME_BYTES = 256
 MAX_REQUEST_ID_BYTES = 128
 # Size of a key's label in UTF-8.
 MAX_KEY_LABEL_BYTES = 64
+# Size of a subject alternative name of client certificates, in UTF-8.
+MAX_CERTIFICATE_NAME_BYTES = 256
 # Names in a tenant's list of models.
 MAX_SCOPE_NAMES = 256
 # The highest priority; a key's ceiling may be lower.

@@ -370,22 +370,29 @@ class CreateKeyRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """A tenant that there is."""
     label: _builtins.str
     """For people; at most 64 characters."""
     expires_in_ms: _builtins.int
     """Milliseconds until it expires. Absent: never."""
+    certificate: _builtins.str
+    """In place of a key: a subject alternative name of client certificates. A call
+    without a key whose client shows one with that name is then this tenant's.
+    Each name stands for one tenant, and not again once it was revoked.
+    """
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         label: _builtins.str = ...,
         expires_in_ms: _builtins.int | None = ...,
+        certificate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms", "expires_in_ms", b"expires_in_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms", "expires_in_ms", b"expires_in_ms", "label", b"label", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms", "certificate", b"certificate", "expires_in_ms", b"expires_in_ms", "label", b"label", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expires_in_ms: _TypeAlias = _typing.Literal["expires_in_ms"]  # noqa: Y015
     _WhichOneofArgType__expires_in_ms: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms"]  # noqa: Y015
@@ -401,7 +408,7 @@ class CreateKeyResponse(_message.Message):
     API_KEY_FIELD_NUMBER: _builtins.int
     UNTIL_ROUTER_STOPS_FIELD_NUMBER: _builtins.int
     api_key: _builtins.str
-    """The key itself, told here and never again."""
+    """The key itself, told here and never again; empty for a certificate's name."""
     until_router_stops: _builtins.bool
     """Whether it is forgotten when the router stops: it has no Redis."""
     @_builtins.property

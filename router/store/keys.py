@@ -151,4 +151,4 @@ def too_many_keys(tenant: str, live: Sequence[str]) -> RequestError:
 
 
 def key_exists() -> RequestError:
-    return invalid_field("sha256", "another key has the same")
+    return invalid_field("sha256", "another key has the same, or had it and was revoked")

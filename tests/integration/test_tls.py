@@ -7,6 +7,7 @@ import sys
 
 import grpc
 import pytest
+import structlog
 import trustme
 from click.testing import CliRunner
 
@@ -222,6 +223,7 @@ async def started(service, files, certificates, model):
 KEYS = """
 [[tenants]]
 name = "a"
+admin = true
 [[tenants.keys]]
 certificate = "team-a.internal"
 [[tenants]]
@@ -262,5 +264,30 @@ async def test_a_tenant_is_known_by_its_certificate_unless_it_sends_a_key(
         assert await ask(team_b) is Reason.MODEL_FORBIDDEN
         assert await ask(team_a, API_KEY) is Reason.MODEL_FORBIDDEN
         assert await ask(team_a, "wrong") is Reason.INVALID_KEY
-        assert await ask(certificates.client("stranger.internal")) is Reason.INVALID_KEY
+        stranger = certificates.client("stranger.internal")
+        assert await ask(stranger) is Reason.INVALID_KEY
+        key_id = await granted(running.addresses[0], team_a)
+        assert await ask(stranger) is True
+        await keys_command(running.addresses[0], team_a, "revoke", key_id)
+        assert await ask(stranger) is Reason.INVALID_KEY
         await until(lambda: set(running.held().values()) == {0})
+
+
+async def keys_command(address, tls, *argv):
+    """What `noria keys` writes, called by an administrator who is known by a certificate."""
+    flags = ("--ca", tls.ca, "--client-cert", tls.cert, "--client-key", tls.key)
+    command = [*map(str, flags), "keys", *argv, "--address", address]
+    with structlog.testing.capture_logs():
+        told = await asyncio.to_thread(CliRunner().invoke, main, command)
+    assert told.exit_code == 0, told.stderr
+    return told
+
+
+async def granted(address, tls):
+    """The id under which a stranger's certificate is known from now on; no key is made."""
+    await keys_command(address, tls, "tenant", "new")
+    made = await keys_command(address, tls, "create", "new", "--certificate", "stranger.internal")
+    assert made.stdout == ""
+    listed = await keys_command(address, tls, "list", "--tenant", "new")
+    assert "stranger.internal" in listed.stdout
+    return made.stderr.split()[0]

@@ -117,7 +117,12 @@ async def test_what_was_set_is_listed(call):
         ("CreateKey", {"tenant": "others", "expires_in_ms": -1}, "expires_in_ms"),
         ("ExpireKey", {"key_id": "x", "expires_in_ms": 2**62}, "expires_in_ms"),
         ("RevokeKey", {"key_id": f"key-{DIGEST['small'][:16]}"}, "key_id"),
+        ("CreateKey", {"tenant": "others", "certificate": "x" * 257}, "certificate"),
+        ("CreateKey", {"tenant": "others", "certificate": "a\0b"}, "certificate"),
         ("ListKeyChanges", {"limit": 0}, "limit"),
+        ("ListRequests", {"limit": 0}, "limit"),
+        ("ListRequests", {"limit": 10_001}, "limit"),
+        ("DrainWorker", {"worker_id": "nowhere"}, "worker_id"),
     ],
 )
 async def test_bad_input_is_named(call, method, fields, named):
