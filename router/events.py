@@ -129,12 +129,14 @@ def merge_events(last: Event, new: Event) -> bool:
 
 
 def event_bytes(event: Event) -> int:
-    """About how much memory an event holds that a client must read in time.
-
-    What is told of a prompt comes at once however fast it is read; the request bounds it.
-    """
+    """About how much memory an event holds that a client must read in time."""
     if isinstance(event, TextDelta):
-        tokens = sum(1 + len(token.alternatives) for token in event.tokens)
         records = _RECORD_BYTES * (1 + len(event.steps))
-        return len(event.text.encode()) + records + _TOKEN_BYTES * tokens
+        return len(event.text.encode()) + records + _token_bytes(event.tokens)
+    if isinstance(event, PromptDelta):
+        return _RECORD_BYTES + _token_bytes(event.tokens)
     return _RECORD_BYTES
+
+
+def _token_bytes(tokens: list[TokenInfo]) -> int:
+    return _TOKEN_BYTES * sum(1 + len(token.alternatives) for token in tokens)

@@ -72,9 +72,11 @@ MAX_USAGE_LINES = 50_000
 DEFAULT_DEADLINE_S = 600.0
 # A stream on which something has waited unread for this long ends with `SLOW_READER`.
 SLOW_READER_SECONDS = 30.0
-# A stream on which this much waits unread ends with `SLOW_READER`; what `prompt_logprobs`
-# asked for does not count.
+# A stream on which this much waits unread ends with `SLOW_READER`.
 SLOW_READER_BYTES = 1024 * 1024
+# What `prompt_logprobs` asked for comes at once however fast it is read: it counts there once a
+# message has been left unread for this long.
+SLOW_PROMPT_READER_SECONDS = 1.0
 
 # Between the services; clients never meet these.
 

@@ -28,23 +28,19 @@ class Outbox(Generic[T]):
         self,
         merge: Callable[[T, T], bool],
         *,
-        size: Callable[[T], int] = lambda _: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._merge = merge
-        self._size = size
         self._clock = clock
         self._items: list[T] = []
         self._closed = False
         self._wake = asyncio.Event()
-        self.pending_bytes = 0
         self._nonempty_since: float | None = None
 
     def put(self, item: T) -> None:
         """Add an item; after `close` it is dropped, since nobody reads."""
         if self._closed:
             return
-        self.pending_bytes += self._size(item)
         if self._nonempty_since is None:
             self._nonempty_since = self._clock()
         if not (self._items and self._merge(self._items[-1], item)):
@@ -67,7 +63,6 @@ class Outbox(Generic[T]):
             self._wake.clear()
             await self._wake.wait()
         items, self._items = self._items, []
-        self.pending_bytes = 0
         self._nonempty_since = None
         return items
 
