@@ -1,6 +1,7 @@
 """Spans equal the timeline; a collector that is slow, broken or away harms nobody."""
 
 import asyncio
+import http.server
 import threading
 import time
 from collections import Counter
@@ -9,6 +10,9 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from opentelemetry.proto.trace.v1.trace_pb2 import Status as OtlpStatus
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -183,6 +187,48 @@ async def test_a_collector_that_is_not_there_delays_a_stop_by_seconds_at_most(mo
             harness.export.on_end(ended(moves=[(Phase.QUEUE, 5)]))
     assert time.monotonic() - began < 5
     assert harness.counts["failed"] == 2000
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes what an OTLP exporter posts."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.got.append((self.path, ExportTraceServiceRequest.FromString(body)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+async def test_a_collector_gets_the_spans_as_otlp_over_http():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        server.got = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}/"
+        harness = Harness(span_export.otlp_exporter(endpoint))
+        metadata = [("traceparent", f"{CALLER}-01"), ("tracestate", "a=1")]
+        async with harness.export.running():
+            begun = [harness.export.begin(metadata), harness.export.begin([])]
+            for trace in begun:
+                moves = [(Phase.QUEUE, 5), (Phase.DECODE, 7)]
+                harness.export.on_end(ended(trace, moves=moves, reason=Reason.INTERNAL))
+        server.shutdown()
+    ((path, request),) = server.got
+    assert path == "/v1/traces"
+    (resource,) = request.resource_spans
+    names = {each.key: each.value.string_value for each in resource.resource.attributes}
+    assert (names["service.name"], names["service.instance.id"]) == ("noria-router", "r")
+    spans = list(resource.scope_spans[0].spans)
+    assert sorted(span.name for span in spans) == ["Chat"] * 2 + ["decode"] * 2 + ["queue"] * 2
+    roots = [span for span in spans if span.name == "Chat"]
+    below = next(span for span in roots if span.parent_span_id)
+    assert f"{below.trace_id.hex()}-{below.parent_span_id.hex()}" == CALLER[3:]
+    assert below.trace_state == "a=1"
+    assert below.status.code == OtlpStatus.STATUS_CODE_ERROR
+    assert below.kind == OtlpSpan.SPAN_KIND_SERVER
+    assert harness.counts == {"exported": 6}
 
 
 def test_a_context_of_zeros_is_no_trace():
