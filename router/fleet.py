@@ -88,7 +88,7 @@ class Fleet:
         try:
             async with asyncio.timeout(CONFIRM_S):
                 # A load tells it, which replaces another: there is no event to wait for.
-                while worker.load is None or worker.load.draining is not draining:  # noqa: ASYNC110
+                while worker.load is None or worker.is_draining is not draining:  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             problem = f"{worker_id} has not confirmed it in {CONFIRM_S:g} s; it may be stopping"

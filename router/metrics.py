@@ -249,11 +249,11 @@ _TOKENS = {
 }
 _SEQUENCES = {
     "demand": "Requests that wait for a worker or are on one.",
-    "capacity": "Places in the batches of connected workers.",
+    "capacity": "Places in the batches of connected workers that do not drain.",
 }
 _KV_TOKENS = {
     "demand": "KV tokens of these requests at their full length.",
-    "capacity": "KV tokens that connected workers have room for.",
+    "capacity": "KV tokens that connected workers that do not drain have room for.",
 }
 
 

@@ -37,6 +37,7 @@ def router_state(
             "known": num_workers,
             "connected": len(connected),
             "usable": sum(registry.understands(worker) for worker in connected),
+            "draining": sum(worker.is_draining for worker in connected),
             "failing": sum(worker.breaker.is_open for worker in connected),
         },
         demand=_demand(queue, registry),
@@ -59,10 +60,12 @@ def _demand(queue: RequestQueue[TokenStream], registry: Registry) -> dict[str, L
 
 
 def _capacity(registry: Registry) -> dict[str, Load]:
+    """A worker that drains offers nothing: what it still computes is demand for another."""
     sequences: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for worker in registry:
         figures = worker.figures
-        sequences[figures.model] += figures.max_num_seqs
-        tokens[figures.model] += figures.num_blocks * figures.block_size
+        offers = not worker.is_draining
+        sequences[figures.model] += offers * figures.max_num_seqs
+        tokens[figures.model] += offers * figures.num_blocks * figures.block_size
     return {model: Load(sequences[model], tokens[model]) for model in sequences}

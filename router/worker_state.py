@@ -237,6 +237,11 @@ class WorkerState:
         self._pace.report(load.received_at, load.step_count, load.step_age_s, is_busy=is_busy)
 
     @property
+    def is_draining(self) -> bool:
+        """Whether it said last that it takes nothing new."""
+        return self.load is not None and self.load.draining
+
+    @property
     def usual_step_s(self) -> float | None:
         """The median of its recent steps in seconds; None before the first."""
         return self._pace.usual_s

@@ -104,6 +104,8 @@ async def test_requests_of_a_model_whose_only_worker_is_drained_wait_until_it_is
     async with running_stack(golden_model, **settings) as running:
         router, _, worker = running.addresses
         assert "no other worker serves demo" in await noria(router, "drain", worker)
+        state = running.router.state()
+        assert (state.workers["draining"], state.capacity["demo"].sequences) == (1, 0)
         waiting = asyncio.create_task(running.client.chat("a", max_tokens=3))
         await until(lambda: running.router.held()["queued_tokens"])
         (told,) = json.loads(await noria(router, "ps", "--json"))["requests"]
@@ -113,6 +115,8 @@ async def test_requests_of_a_model_whose_only_worker_is_drained_wait_until_it_is
         assert status["workers"][0]["state"] == "WORKER_STATE_DRAINING"
         await noria(router, "drain", worker, "--undo")
         assert (await waiting).usage.output_tokens == 3
+        state = running.router.state()
+        assert (state.workers["draining"], state.capacity["demo"].sequences) == (0, 8)
 
 
 async def test_live_requests_are_listed_without_their_text(golden_model, settings):
