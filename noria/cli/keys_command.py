@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -131,6 +132,18 @@ def list_keys(tls: Tls | None, /, tenant: str, include_void: bool, address: str)
     click.echo(columns(("TENANT", "KEY", "STATE", "SCOPE", "LABEL"), rows))
 
 
+@keys.command("tenants")
+@ADDRESS
+@click.pass_obj
+def tenants(tls: Tls | None, /, address: str) -> None:
+    """List tenants and what they may do: one a line."""
+    with administering(address, tls) as client:
+        listed = client.call(client.stub.ListKeys, admin_pb2.ListKeysRequest())
+    live = Counter(key.tenant for key in listed.keys)
+    rows = [(each.name, str(live[each.name]), _scope(each.scope)) for each in listed.tenants]
+    click.echo(columns(("TENANT", "KEYS", "SCOPE"), rows))
+
+
 @keys.command("revoke")
 @click.argument("key_id")
 @ADDRESS
@@ -170,6 +183,15 @@ def log(tls: Tls | None, /, limit: int | None, address: str) -> None:
         changes = client.call(client.stub.ListKeyChanges, request).changes
     rows = [(_time(c.unix_us), c.by, c.action, c.tenant, c.key_id) for c in changes]
     click.echo(columns(("TIME", "BY", "ACTION", "TENANT", "KEY"), rows))
+
+
+def _scope(scope: admin_pb2.TenantScope) -> str:
+    """What is set of it, as NAME=VALUE."""
+    told = []
+    for field, value in scope.ListFields():
+        text = ",".join(value.names) or "none" if field.message_type else f"{value}"
+        told.append(field.name if value is True else f"{field.name}={text}")
+    return " ".join(told)
 
 
 def _state(key: admin_pb2.Key) -> str:

@@ -78,6 +78,9 @@ async def test_the_life_of_a_key(keys):
     await events(setup.stream(key=old))
     listed = (await command("list", "--tenant", "search")).splitlines()
     assert listed[0].split() == ["TENANT", "KEY", "STATE", "SCOPE", "LABEL"]
+    scope = (await command("tenants")).splitlines()[2].split()
+    assert scope == ["search", "1", "models=fake-model", "priority_ceiling=100",
+                     "requests_per_minute=1000"]  # fmt: skip
     tenant, key_id, *rest = listed[1].split()
     assert (tenant, rest) == ("search", ["live", "-", "ci"])
     new = (await command("create", "search", "--expires-in", "1h")).strip()

@@ -29,9 +29,10 @@ class SlowLine:
 
 
 @contextlib.asynccontextmanager
-async def slow_line(port):
+async def slow_line(port, tls=None):
+    """`tls` is the SSLContext of its near end."""
     line = SlowLine(port)
-    server = await asyncio.start_server(line.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(line.serve, "127.0.0.1", 0, ssl=tls)
     line.port = server.sockets[0].getsockname()[1]
     try:
         yield line

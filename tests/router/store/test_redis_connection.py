@@ -1,15 +1,19 @@
 """What calls to Redis come to while it is away, slow, full, or forgetful: never more than told."""
 
 import asyncio
+import ssl
 import time
+from urllib.parse import quote
 
 import pytest
 import structlog
+import trustme
 from redis.exceptions import RedisError
 
 from router.store.base import StoreUnavailableError
 from router.store.redis_connection import Script, redis_connection
 from tests.support.redis_server import running_redis
+from tests.support.slow_line import slow_line
 from tests.support.waiting import until
 
 ECHO = Script("return {KEYS[1], ARGV[1]}")
@@ -142,6 +146,28 @@ async def test_neither_password_nor_address_is_told(tmp_path):
         assert "store_down" in [line["event"] for line in lines]
         assert "PASSMARK" not in str(lines)
         assert str(server.port) not in str(lines)
+
+
+async def test_with_tls_the_server_has_to_be_who_its_certificate_says(redis_server, tmp_path):
+    authority, other = trustme.CA(), trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    found = {}
+    async with slow_line(redis_server.port, tls) as line:
+        for name, ca in (("its own", authority), ("another", other)):
+            path = tmp_path / f"{name}.pem"
+            ca.cert_pem.write_to_path(path)
+            url = f"rediss://127.0.0.1:{line.port}/0?ssl_ca_certs={quote(str(path))}"
+            async with redis_connection(url, structlog.get_logger(), timeout_s=5) as connection:
+                found[name] = connection.available
+    assert found == {"its own": True, "another": False}
+
+
+async def test_a_unix_socket_serves_as_well(tmp_path):
+    path = tmp_path / "socket"
+    with running_redis(tmp_path, flags=("--unixsocket", str(path))):
+        async with redis_connection(f"unix://{path}", structlog.get_logger()) as connection:
+            assert connection.available
 
 
 @pytest.mark.parametrize(
