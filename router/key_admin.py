@@ -1,7 +1,7 @@
 """Changes keys and tenants; each change is told in the log, and holds on this router at once."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -47,7 +47,7 @@ class KeyAdmin:
         self._log = log
 
     async def set_tenant(self, tenant: Tenant, by: str) -> None:
-        with _asking():
+        async with self._changing():
             change = await self._store.set_tenant(tenant, by)
         await self._changed(change)
 
@@ -67,21 +67,21 @@ class KeyAdmin:
         return await self._create(made, "", by)
 
     async def _create(self, made: NewKey, api_key: str, by: str) -> MadeKey:
-        with _asking():
+        async with self._changing():
             record, change = await self._store.create(made, by)
         await self._changed(change)
         return MadeKey(record, api_key, self._store.is_lasting)
 
     async def revoke(self, key_id: str, by: str) -> KeyRecord:
         """Raises KEY_NOT_FOUND."""
-        with _asking():
+        async with self._changing():
             record, change = await self._store.revoke(key_id, by)
         await self._changed(change)
         return record
 
     async def expire(self, key_id: str, in_s: float | None, by: str) -> KeyRecord:
         """Raises KEY_NOT_FOUND, TOO_MANY_KEYS."""
-        with _asking():
+        async with self._changing():
             record, change = await self._store.expire(key_id, in_s, by)
         await self._changed(change)
         return record
@@ -104,6 +104,13 @@ class KeyAdmin:
     async def changes(self, limit: int) -> Sequence[KeyChange]:
         with _asking():
             return await self._store.key_changes(limit)
+
+    @contextlib.asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """A store that lost its keys takes no change: that would begin it anew, without them."""
+        with _asking():
+            await self._cache.refresh()
+            yield
 
     async def _changed(self, change: KeyChange | None) -> None:
         if change is None:

@@ -210,12 +210,17 @@ async def test_a_redis_that_came_back_empty_voids_no_key_that_is_known(redis_ser
     async with administered(redis_server.url) as (setup, admin):
         made = await admin.create("t")
         redis_server.kill()
+        await until(lambda: gauge(setup) == 0)
         redis_server.forget()
         redis_server.start()
         await until(lambda: gauge(setup) == 1)
+        # Asks the store, whatever it has told before.
+        await failure(setup.stream(key="unknown"))
         await events_of(setup, made.api_key)
         found, error = await failure(setup.stream(key="unknown"))
         assert (found, error.reason) == (grpc.StatusCode.UNAVAILABLE, Reason.STORE_UNAVAILABLE)
+        _, error = await failure(admin.call("SetTenant", admin_pb2.SetTenantRequest(name="new")))
+        assert error.reason is Reason.STORE_UNAVAILABLE
         assert await make_first_key(redis_server.url, structlog.get_logger()) is not None
         await refused(setup, made.api_key)
 
