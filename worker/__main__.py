@@ -19,11 +19,14 @@ from worker.app import RunningWorker, running_worker
 from worker.config import (
     ATTENTION_BACKENDS,
     CPU_KERNELS,
+    DEVICES,
     DTYPES,
+    GPU_MEMORY_UTILIZATION,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     WorkerConfig,
 )
+from worker.flights import DeviceLostError
 
 if TYPE_CHECKING:
     from worker.build import WorkerFacts
@@ -59,13 +62,31 @@ _SECONDS = click.FloatRange(0)
     "--attention-backend",
     type=click.Choice(ATTENTION_BACKENDS),
     default="auto",
-    help="auto: cpu_native where it can compute the model, else torch.",
+    help="auto: on a GPU the fastest; on a CPU cpu_native where it can compute the model.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default="auto",
+    help="auto: cuda where there is one.",
+)
+@click.option(
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=GPU_MEMORY_UTILIZATION,
+    help="Share of a GPU's memory that this worker takes in all.",
+)
+@click.option("--enforce-eager", is_flag=True, help="On a GPU: no CUDA graphs.")
+@click.option(
+    "--async-scheduling/--no-async-scheduling",
+    default=None,
+    help="Launch a step before the last has landed. Default: on a GPU alone.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
     default="auto",
-    help="Of weights, keys and values. auto: bfloat16 with cpu_native, float32 with torch.",
+    help="Of weights, keys and values. auto: bfloat16; float32 with torch on a CPU.",
 )
 @click.option(
     "--cpu-kernels",
@@ -185,7 +206,10 @@ async def _until_stopped(
 
     async def engine_crash() -> None:
         failure = await worker.crashed()
-        log.error("engine crashed", kind=type(failure).__name__, where=places_of(failure))
+        if isinstance(failure, DeviceLostError):
+            log.error("device lost", reason=str(failure))
+        else:
+            log.error("engine crashed", kind=type(failure).__name__, where=places_of(failure))
         ended["status"] = 1
 
     async def thread_crash() -> None:

@@ -8,6 +8,7 @@ from noria.service.tls_files import TlsFiles
 
 MAX_NUM_SEQS = 32
 MAX_NUM_BATCHED_TOKENS = 512
+GPU_MEMORY_UTILIZATION = 0.9
 
 
 _COUNTS = (
@@ -22,9 +23,13 @@ _COUNTS = (
 )
 _EVERYWHERE = ("", "0.0.0.0", "[::]", "::")
 DTYPES = ("auto", *DTYPE_BYTES)
-ATTENTION_BACKENDS = ("auto", "cpu_native", "torch")
+DEVICES = ("auto", "cpu", "cuda")
+HOST_BACKENDS = ("cpu_native", "torch")
+DEVICE_BACKENDS = ("flash_attn_3", "triton", "flash_attn_2", "torch_varlen", "torch_padded")
+ATTENTION_BACKENDS = ("auto", *HOST_BACKENDS, *DEVICE_BACKENDS)
 CPU_KERNELS = ("auto", "avx512_bf16", "avx512", "avx2")
 _CHOICES = {
+    "device": DEVICES,
     "dtype": DTYPES,
     "attention_backend": ATTENTION_BACKENDS,
     "cpu_kernels": CPU_KERNELS,
@@ -43,7 +48,12 @@ class WorkerConfig:
                             None: this worker's share of the half of what weights leave free
     local_workers           workers that start on this computer and divide its memory
     dtype                   of weights and of keys and values; auto: what the backend is best at
-    attention_backend       auto: cpu_native where it can compute the model, else torch
+    device                  auto: cuda where there is one, unless the backend is the CPU's
+    attention_backend       auto: on a CPU cpu_native where it can compute the model, else torch;
+                            on a GPU the first of the others that can
+    gpu_memory_utilization  share of a GPU's memory for weights, activations, graphs and KV blocks
+    enforce_eager           on a GPU no decode is captured in a CUDA graph
+    async_scheduling        launch a step before the last has landed; None: on a GPU alone
     cpu_kernels             which build of cpu_native; auto: the fastest on this CPU
     metrics_listen          host:port for /metrics; empty: none
     aliases                 further names that requests may use
@@ -60,6 +70,10 @@ class WorkerConfig:
     dtype: str = "auto"
     attention_backend: str = "auto"
     cpu_kernels: str = "auto"
+    device: str = "auto"
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
+    enforce_eager: bool = False
+    async_scheduling: bool | None = None
     block_size: int | None = None
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -83,6 +97,15 @@ class WorkerConfig:
         return self.served_model_name or self.model.name.removesuffix(".gguf").lower()
 
     @property
+    def may_use_device(self) -> bool:
+        """Whether a GPU is not ruled out."""
+        return (
+            self.device != "cpu"
+            and self.script is None
+            and (self.attention_backend not in HOST_BACKENDS or self.device == "cuda")
+        )
+
+    @property
     def look_ahead(self) -> int:
         """Sequences that may wait here so that a freed place never idles a step."""
         return max(1, self.max_num_seqs // 16)
@@ -97,6 +120,13 @@ class WorkerConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name} is {value!r}, one of {', '.join(choices)} is needed")
+        if self.device == "cpu" and self.attention_backend in DEVICE_BACKENDS:
+            raise ValueError(f"attention_backend {self.attention_backend} needs a GPU")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}, above 0 and at most 1 "
+                "is needed"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below "

@@ -10,10 +10,10 @@ from worker.models.base import Model
 from worker.prompt_scoring import scored
 from worker.sampler import sample
 from worker.scores import PromptLogprobs, StepResult
-from worker.sequence import Draw, SampledToken, SamplingParams, ScheduledSequence, SchedulerOutput
+from worker.sequence import SampledToken, SchedulerOutput
+from worker.warm_up import warm_up
 
 Backend = TypeVar("Backend", bound=AttentionBackend)
-_WARM_UP_TOKENS = 64
 
 
 class ModelRunner(Generic[Backend]):
@@ -66,19 +66,5 @@ class ModelRunner(Generic[Backend]):
         return scores
 
     def warm_up(self) -> None:
-        """A prefill and a decode before anything is cached, so that no request pays for firsts.
-
-        It writes to the first blocks after the null one; nothing may be in use yet. Raises
-        ValueError for a model that gives no numbers.
-        """
-        tokens = min(_WARM_UP_TOKENS, self._block_size)
-        for first, count in ((0, tokens - 1), (tokens - 1, 1)):
-            if count and not self.execute(_warm_up_step(first, count)).tokens:
-                raise ValueError("the model's logits are NaN or infinite: its weights are damaged")
-        self.num_positions_fed = 0
-
-
-def _warm_up_step(first: int, count: int) -> SchedulerOutput:
-    draw = Draw(SamplingParams(top_p=0.5), output_index=0)
-    scheduled = ScheduledSequence(0, [0] * count, first, [1], draw)
-    return SchedulerOutput(0, (scheduled,), count)
+        """Raises ValueError for a model that gives no numbers; else as `worker.warm_up`."""
+        warm_up(self, self._block_size)

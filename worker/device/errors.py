@@ -9,7 +9,7 @@ from worker.flights import DeviceLostError
 
 
 @contextmanager
-def telling_lost_device() -> Iterator[None]:
+def telling_lost_device(doing: str) -> Iterator[None]:
     """Raises DeviceLostError in the place of what says that the device cannot go on.
 
     An illegal access poisons the CUDA context: every later call fails. Memory was sized by
@@ -18,10 +18,9 @@ def telling_lost_device() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        what = "the device is out of memory, though the largest batch had room at the start"
-        raise DeviceLostError(f"{what}: {_first_line(error)}") from error
+        raise DeviceLostError(f"out of memory {doing}: {_first_line(error)}") from error
     except torch.AcceleratorError as error:
-        raise DeviceLostError(f"the device failed: {_first_line(error)}") from error
+        raise DeviceLostError(f"the device failed {doing}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -21,7 +21,8 @@ _STEP, _WIDE_STEP, _WIDE = 8, 16, 256
 class Recorded(Protocol):
     """A step that was recorded: the tensor that it gives, filled anew by each replay."""
 
-    given: torch.Tensor
+    @property
+    def given(self) -> torch.Tensor: ...
 
     def replay(self) -> None: ...
 

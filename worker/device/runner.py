@@ -19,6 +19,7 @@ from worker.models.base import Model
 from worker.prompt_scoring import scored
 from worker.scores import PromptLogprobs, StepResult
 from worker.sequence import Draw, SampledToken, SchedulerOutput
+from worker.warm_up import warm_up
 
 Backend = TypeVar("Backend", bound=AttentionBackend)
 
@@ -70,15 +71,23 @@ class DeviceRunner(Generic[Backend]):
             graphs.record(recorder, self._recordable, progress)
         self._graphs = graphs
 
+    def release_graphs(self) -> None:
+        """Let go of what was captured."""
+        self._graphs = DecodeGraphs(())
+
     def launch(self, output: SchedulerOutput) -> "DeviceStep":
         """Queue a step. Raises what building it raises, and DeviceLostError."""
         batch = build_input_batch(output, self._limits.block_size)
         self.num_positions_fed += len(batch.token_ids)
-        with torch.inference_mode(), telling_lost_device():
+        with torch.inference_mode(), telling_lost_device("in a step"):
             logits, scores = self._computed(output, batch)
             if batch.draws:
                 adjust(logits, batch.draws, self._link.upload)
             return self._drawn(logits, batch, scores)
+
+    def warm_up(self) -> None:
+        """Raises ValueError for a model that gives no numbers; else as `worker.warm_up`."""
+        warm_up(self, self._limits.block_size)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Launch a step and wait for it."""
@@ -177,7 +186,7 @@ class DeviceStep:
 
     def collect(self) -> StepResult:
         """Wait for it. Raises DeviceLostError."""
-        with telling_lost_device():
+        with telling_lost_device("in a step"):
             self.mark.wait()
         if self.ids is None:
             return StepResult({}, self.scores)
