@@ -129,6 +129,10 @@ async def test_each_request_has_one_row_though_a_router_pauses_and_is_then_kille
         other.ask(8, max_tokens=100)
         await until(lambda: len(doomed.begun) == 20 and len(other.begun) == 8)
         await until_open(ledger, router_id, 8)
+        await until(lambda: worker.state().live_submits == 16)
+        steps = worker.state().load.step_count
+        gate.let_through(5)
+        await until(lambda: worker.state().load.step_count >= steps + 3)
         await exit_code(children[0], signal.SIGKILL)
         gate.let_through(10_000)
         await asyncio.gather(*doomed.tasks, *other.tasks)

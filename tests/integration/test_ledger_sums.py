@@ -12,6 +12,7 @@ import structlog
 
 from noria.v1 import chat_pb2, common_pb2
 from router.ledger.totals import GroupBy, add_up, usage_lines
+from tests.support.canary import CANARY, disguised
 from tests.support.replicas import chat_spec, key_of, running_replicas
 
 WAYS = {
@@ -49,7 +50,7 @@ class Asker:
 
     def spec(self, index, way):
         return chat_spec(
-            "네?" if way == "serve" else "토마토는 " * (index % 40 + 1),
+            "네?" if way == "serve" else f"{CANARY} 토마토는 " * (index % 40 + 1),
             10**6 if way == "too long" else 1 + index % 12,
             sampling=common_pb2.SamplingParams(temperature=9 if way == "invalid" else 1),
             stop_sequences=["e"] if index % 3 == 0 else [],
@@ -72,7 +73,7 @@ class Asker:
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.soak)])
 async def test_the_ledger_is_the_sum_of_what_the_workers_told(
-    golden_model, script_file, tmp_path, redis_url, count
+    golden_model, script_file, tmp_path, redis_url, shared_redis_server, count
 ):
     """Served, closed, cancelled from either router, late, refused, several choices."""
     script = script_file(mean_output_tokens=20, step_seconds=0.001, token_ids=[32, 127])
@@ -100,6 +101,9 @@ async def test_the_ledger_is_the_sum_of_what_the_workers_told(
             check_each(rows, [line for line in lines if line["event"] == "request"])
             assert await ledger.totals(days, None) == add_up(rows)
             await check_reports(replicas, rows)
+            kept = shared_redis_server.everything()
+            assert "search" in kept
+            assert disguised(kept) is None
 
 
 def check_sums(replicas, rows):
