@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Models are kept here, apart from the user's own cache.
 export NORIA_CACHE_DIR ?= $(CURDIR)/.cache
 
-.PHONY: demo serve test soak bench-engine bench-quick bench-sampler bench-scheduler bench-prefix-cache \
+.PHONY: demo serve test test-gpu soak bench-engine bench-quick bench-sampler bench-scheduler bench-prefix-cache \
 	bench-startup lint format protos docs model install install-dev clean
 
 demo: install
@@ -27,6 +27,11 @@ test: install-dev model
 
 soak: install-dev model gemma
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+# On a machine with a GPU: proves and measures what the worker does there, in four minutes. It needs
+# torch, triton, numpy and safetensors, and installs nothing; ARGS="--device cpu --tiny" tries it.
+test-gpu:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,"$(PYTHON)") -m bench.gpu $(ARGS)
 
 # This copy against the commit before it; ARGS="--rounds 5" and the like.
 bench-quick: install-dev model

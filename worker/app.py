@@ -26,6 +26,7 @@ from worker.lease import Lease, worker_lease
 from worker.metrics import WorkerMetrics, WorkerState
 from worker.servicer import WorkerServicer
 from worker.session_hub import SessionHub
+from worker.translate import Origin
 
 if TYPE_CHECKING:
     from worker.build import WorkerFacts
@@ -64,9 +65,9 @@ class RunningWorker:
     async def ready(self) -> "WorkerFacts":
         """Wait until the engine stands, then serve. Raises what building it raised."""
         facts = self._facts = await asyncio.wrap_future(self._thread.ready)
-        self._hub = SessionHub(
-            self._thread, facts.limits, facts.info.hidden_size, pieces=facts.pieces
-        )
+        info = facts.info
+        origin = Origin(info.hidden_size, info.attention_backend, info.hello.row_exact)
+        self._hub = SessionHub(self._thread, facts.limits, origin, pieces=facts.pieces)
         self._servicer.start(self._hub, facts.info)
         await self._server.set_ready(True)
         self._lease.begin()

@@ -173,6 +173,7 @@ def _info(
     return worker_pb2.GetWorkerInfoResponse(
         hello=hello,
         attention_backend=network.backend.name,
+        rejected_backends=network.passed_over,
         device=device,
         dtype=network.dtype,
         weight_bytes=network.weight_bytes,

@@ -18,6 +18,7 @@ from worker.submission import Submission
 from worker.translate import (
     FINISH_REASONS,
     FINISHED_BY_ITSELF,
+    Origin,
     StepFacts,
     chosen_token,
     durations_us,
@@ -44,7 +45,7 @@ class SessionHub:
         self,
         engine: EngineInbox,
         limits: ModelLimits,
-        hidden_size: int,
+        origin: Origin,
         *,
         pieces: Ids[bytes] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -55,7 +56,7 @@ class SessionHub:
         self.stopping = self.drained = False
         self.accounts = Accounts()
         self._limits = limits
-        self._hidden_size = hidden_size
+        self._origin = origin
         self._pieces = pieces
         self._clock = clock
         self._sessions: set[Session] = set()
@@ -226,5 +227,5 @@ class SessionHub:
             batch_size=len(batch.scheduled) if batch else 0,
             num_positions=batch.num_tokens if batch else 0,
             duration_us=round(output.step_s * 1e6),
-            hidden_size=self._hidden_size,
+            origin=self._origin,
         )

@@ -130,7 +130,9 @@ def step_record(
         batch_size=step.batch_size,
         batch_positions=step.num_positions,
         step_us=step.duration_us,
-        hidden_size=step.hidden_size,
+        hidden_size=step.origin.hidden_size,
+        attention_backend=step.origin.attention_backend,
+        row_exact=step.origin.row_exact,
         first_position=update.scheduled.first_position,
         num_positions=update.scheduled.num_tokens,
         kv_tokens=update.kv_tokens,
@@ -175,6 +177,15 @@ def _piece(pieces: Ids[bytes], token_id: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What all of a worker's steps have in common."""
+
+    hidden_size: int
+    attention_backend: str = ""
+    row_exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StepFacts:
     """What all records of one step share."""
 
@@ -182,7 +193,7 @@ class StepFacts:
     batch_size: int
     num_positions: int
     duration_us: int
-    hidden_size: int
+    origin: Origin
 
 
 def finished_from(choices: Ids[Ended]) -> worker_pb2.Finished:

@@ -5,6 +5,7 @@ replaced by recorders. ptxas comes with triton.
 """
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -108,10 +109,20 @@ def shapes(*, full: bool) -> Iterator[Shape]:
 
 def compiled(shape: Shape, only: Sequence[str] = ()) -> Iterator[Compiled]:
     """Each kernel that the backend launches for such a model; `only` those of these names."""
-    for kernel, args, named in _launches(shape):
-        name = _told(kernel, named)
+    launches = {
+        _told(kernel, named): (kernel, args, named) for kernel, args, named in _launches(shape)
+    }
+    for name, (kernel, args, named) in launches.items():
         if not only or name in only:
             yield _compile(kernel, name, shape, args, named)
+
+
+def num_variants(shape: Shape) -> dict[str, int]:
+    """How many of each kernel are compiled over steps of many kinds: more than one stalls steps."""
+    variants: dict[str, set[str]] = {}
+    for kernel, args, named in _launches(shape):
+        variants.setdefault(_told(kernel, named), set()).add(str(_specialised(kernel, args, named)))
+    return {name: len(found) for name, found in variants.items()}
 
 
 def _told(kernel: Any, named: dict[str, Any]) -> str:
@@ -133,38 +144,38 @@ def _launches(shape: Shape) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
     finally:
         for name, kernel in kept.items():
             setattr(triton_backend, name, kernel)
-    found = [(r.kernel, *launch) for r in recorders.values() for launch in r.launches]
-    return list(
-        {_told(kernel, named): (kernel, args, named) for kernel, args, named in found}.values()
-    )
+    return [(r.kernel, *launch) for r in recorders.values() for launch in r.launches]
 
 
 def _run(shape: Shape) -> None:
+    """Steps of 1, 16 and 17 decodes with and without splits, beside 1, 3 and 16 chunks."""
     kv_heads = 2
     spec = KVCacheSpec(1, kv_heads, shape.head_dim, shape.dtype)
     backend = TritonBackend(torch.device("cpu"))
     backend.allocate(spec, 16, shape.block_size)
-    for longest in (SPLIT, 2 * SPLIT):
-        backend.plan(_metadata(longest))
-        heads = torch.zeros(80, kv_heads * (shape.group + 2), shape.head_dim, dtype=shape.dtype)
+    for longest, decodes, chunks in itertools.product((SPLIT, 2 * SPLIT), (1, 16, 17), (1, 3, 16)):
+        metadata = _metadata(longest, decodes, chunks)
+        backend.plan(metadata)
+        count = len(metadata.positions)
+        heads = torch.zeros(count, kv_heads * (shape.group + 2), shape.head_dim, dtype=shape.dtype)
         turned, value = heads[:, :-kv_heads], heads[:, -kv_heads:]
-        angles = torch.zeros(80, 1, shape.head_dim // 2)
+        angles = torch.zeros(count, 1, shape.head_dim // 2)
         backend.write_kv(0, value, value)
         query = backend.rotate_and_write(0, turned, value, angles, angles)
         backend.attend(0, query, 0.125, shape.window)
 
 
-def _metadata(longest: int) -> AttentionMetadata:
-    """16 decodes of `longest` positions and one chunk of 64."""
-    lens = [longest] * 16 + [64]
-    starts = [*range(17), 80]
+def _metadata(longest: int, decodes: int, chunks: int) -> AttentionMetadata:
+    """Decodes of `longest` positions and chunks of 7."""
+    lens = [longest] * decodes + [7] * chunks
+    starts = list(itertools.accumulate([1] * decodes + [7] * chunks, initial=0))
     return AttentionMetadata(
-        num_decodes=16,
+        num_decodes=decodes,
         query_start=torch.tensor(starts, dtype=torch.int32),
         kv_lens=torch.tensor(lens, dtype=torch.int32),
-        block_table=torch.zeros(17, 32, dtype=torch.int32),
-        slot_mapping=torch.zeros(80, dtype=torch.int64),
-        positions=torch.zeros(80, dtype=torch.int64),
+        block_table=torch.zeros(len(lens), 31 + chunks, dtype=torch.int32),
+        slot_mapping=torch.zeros(starts[-1], dtype=torch.int64),
+        positions=torch.zeros(starts[-1], dtype=torch.int64),
         query_start_host=starts,
         kv_lens_host=lens,
     )
@@ -174,15 +185,7 @@ def _compile(
     kernel: Any, name: str, shape: Shape, args: tuple[Any, ...], named: dict[str, Any]
 ) -> Compiled:
     options = {key: named[key] for key in _OPTIONS if key in named}
-    values = {**dict(zip(kernel.arg_names, args, strict=False)), **named}
-    signature, constants, attributes = {}, {}, {}
-    for index, argument in enumerate(kernel.arg_names):
-        signature[argument], aligned = _type_of(kernel, index, values[argument])
-        if signature[argument] == "constexpr":
-            constants[(index,)] = values[argument]
-        if aligned:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, attributes)
+    source = ASTSource(kernel, *_specialised(kernel, args, named))
     built: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = built.asm["ptx"]
     registers, spilled = _registers(ptx)
@@ -193,14 +196,32 @@ def _compile(
     )  # fmt: skip
 
 
-def _type_of(kernel: Any, index: int, value: Any) -> tuple[str, bool]:
+def _specialised(
+    kernel: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
+    """Types, constants and known multiples of 16, as a launch has them."""
+    values = {**dict(zip(kernel.arg_names, args, strict=False)), **named}
+    signature: dict[str, str] = {}
+    constants, attributes = {}, {}
+    for index, argument in enumerate(kernel.arg_names):
+        signature[argument], aligned = _type_of(kernel.params[index], values[argument])
+        if signature[argument] == "constexpr":
+            constants[(index,)] = values[argument]
+        if aligned:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
+
+
+def _type_of(parameter: Any, value: Any) -> tuple[str, bool]:
     """As the launcher specialises arguments: ones are constants, multiples of 16 are known."""
-    if kernel.params[index].is_constexpr:
+    if parameter.is_constexpr:
         return "constexpr", False
     if isinstance(value, torch.Tensor):
-        return _POINTERS[value.dtype], True
+        return _POINTERS[value.dtype], value.data_ptr() % 16 == 0
     if isinstance(value, float):
         return "fp32", False
+    if parameter.do_not_specialize:
+        return "i32", False
     return ("constexpr", False) if value == 1 else ("i32", value % 16 == 0)
 
 

@@ -96,7 +96,7 @@ def cases(*, heavy: bool = False) -> dict[str, Case]:
     found["larger blocks"] = Case(STEPS["mixed"], larger=2)
     if heavy:
         for name, step in HEAVY_STEPS.items():
-            found[name] = Case(step, (32, 8, 128), (None, 512))
+            found[name] = Case(step, (8, 2, 128), (None, 512))
     return found
 
 

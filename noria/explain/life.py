@@ -8,7 +8,7 @@ from noria.explain.observation import Failure, Observation
 from noria.explain.steps import Stage, Step, Token
 from noria.explain.times import Pace, Times
 from noria.explain.words import counted, duration, positions, probability, quoted, token_text
-from noria.v1 import chat_pb2
+from noria.v1 import chat_pb2, common_pb2
 
 CLIENT, ROUTER, TOKENIZER, WORKER, ALL = "client", "router", "tokenizer", "worker", "all"
 _MAX_RUNNERS_UP = 2
@@ -85,6 +85,8 @@ def _in_the_batch(
     prefill = [step for step in steps if step.stage is Stage.PREFILL]
     if prefill:
         yield _prefill(prefill, times)
+    if steps and steps[0].record.attention_backend:
+        yield Row("computed by", WORKER, _backend(steps[0].record))
     if (first := next((step for step in steps if step.chosen), None)) is not None:
         yield Row("first token chosen", WORKER, _first_token(first))
     if seen.first_text is not None:
@@ -110,6 +112,12 @@ def _prefill(steps: Sequence[Step], times: Times) -> Row:
         told += f"{counted(first.first_position, 'token')} came from the prefix cache; "
     told += f"keys and values kept: KV {last.kv_tokens:,}"
     return Row("prefill", WORKER, told, times[t.PREFILL])
+
+
+def _backend(record: common_pb2.StepRecord) -> str:
+    """And whether the same request would have the same answer in another batch."""
+    bits = "are the same" if record.row_exact else "may differ a little"
+    return f"{record.attention_backend}: its logits {bits} in any other batch"
 
 
 def _first_token(step: Step) -> str:

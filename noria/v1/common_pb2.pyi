@@ -734,6 +734,8 @@ class StepRecord(_message.Message):
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
     TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
+    ROW_EXACT_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The worker's step counter."""
     batch_size: _builtins.int
@@ -762,6 +764,12 @@ class StepRecord(_message.Message):
     """The own bytes of `token_id`; may be part of a character. Empty for an id
     that stands for no text.
     """
+    attention_backend: _builtins.str
+    """What computed the step: the worker's attention backend."""
+    row_exact: _builtins.bool
+    """Whether a position's K/V and logits have the same bits whatever else is in
+    the batch, as that backend declares.
+    """
     @_builtins.property
     def runners_up(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenProbability]:
         """The likeliest other ids with their probabilities, likeliest first."""
@@ -782,10 +790,12 @@ class StepRecord(_message.Message):
         hidden_size: _builtins.int = ...,
         step_us: _builtins.int = ...,
         token_bytes: _builtins.bytes = ...,
+        attention_backend: _builtins.str = ...,
+        row_exact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_token_id", b"_token_id", "token_id", b"token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_id", b"_token_id", "batch_positions", b"batch_positions", "batch_size", b"batch_size", "first_position", b"first_position", "hidden_size", b"hidden_size", "kv_blocks", b"kv_blocks", "kv_tokens", b"kv_tokens", "num_positions", b"num_positions", "probability", b"probability", "runners_up", b"runners_up", "step", b"step", "step_us", b"step_us", "token_bytes", b"token_bytes", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_id", b"_token_id", "attention_backend", b"attention_backend", "batch_positions", b"batch_positions", "batch_size", b"batch_size", "first_position", b"first_position", "hidden_size", b"hidden_size", "kv_blocks", b"kv_blocks", "kv_tokens", b"kv_tokens", "num_positions", b"num_positions", "probability", b"probability", "row_exact", b"row_exact", "runners_up", b"runners_up", "step", b"step", "step_us", b"step_us", "token_bytes", b"token_bytes", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__token_id: _TypeAlias = _typing.Literal["token_id"]  # noqa: Y015
     _WhichOneofArgType__token_id: _TypeAlias = _typing.Literal["_token_id", b"_token_id"]  # noqa: Y015

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -53,6 +54,20 @@ def test_what_was_computed_again_is_told():
     lines = shown([*answer(5), delta(900_000, *again)])
     assert any(line.startswith("place lost") for line in lines)
     assert sum(line.startswith("recompute") for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("row_exact", "bits"), [(True, "are the same"), (False, "may differ a little")]
+)
+def test_what_computed_is_told_and_whether_its_bits_depend_on_the_batch(row_exact, bits):
+    traced = record(16, 4, token=7)
+    traced.attention_backend, traced.row_exact = "triton", row_exact
+    text = " ".join(" ".join(shown([delta(90_000, traced)])).split())
+    assert f"triton: its logits {bits} in any other batch" in text.replace(" worker ", " ")
+
+
+def test_a_worker_that_does_not_say_what_computed_has_no_row_for_it():
+    assert "computed by" not in " ".join(shown(answer(3)))
 
 
 def test_a_prefix_from_the_cache_is_told():

@@ -11,7 +11,7 @@ from worker.accounting import NOTHING, Work
 from worker.engine import Engine
 from worker.session_hub import SessionHub
 from worker.step_message import StepMessage
-from worker.translate import ModelLimits
+from worker.translate import ModelLimits, Origin
 
 GREEDY = common_pb2.SamplingParams(temperature=0.0, ignore_eos=True)
 LIMITS = ModelLimits(1000, 128, frozenset({0}))
@@ -165,7 +165,7 @@ async def live(hub, engine, script):
 async def test_told_and_lost_together_are_the_busy_time(script, pauses, failing):
     """Served, aborted, failed, preempted, several choices, sessions that end at any moment."""
     engine = InlineEngine(pauses, failing)
-    hub = SessionHub(engine, LIMITS, hidden_size=8)
+    hub = SessionHub(engine, LIMITS, origin=Origin(8))
     router = await live(hub, engine, script)
     accounts = hub.accounts
     assert router.heard == accounts.told
@@ -176,14 +176,14 @@ async def test_told_and_lost_together_are_the_busy_time(script, pauses, failing)
 
 async def test_a_failed_batch_tells_what_it_had_cost():
     engine = InlineEngine([1 / 16], {3})
-    hub = SessionHub(engine, LIMITS, hidden_size=8)
+    hub = SessionHub(engine, LIMITS, origin=Origin(8))
     router = await live(hub, engine, [("submit", 4, 1)])
     assert router.heard == Work(4, 0, 2, 6, 3 * 62_500)
 
 
 async def test_what_was_told_and_not_sent_is_lost_with_the_session():
     engine = InlineEngine([1 / 16], set())
-    hub = SessionHub(engine, LIMITS, hidden_size=8)
+    hub = SessionHub(engine, LIMITS, origin=Origin(8))
     script = [("submit", 4, 1), ("steps", 9), ("deliver",), ("reconnect",)]
     router = await live(hub, engine, script)
     assert router.heard == hub.accounts.told == NOTHING
@@ -192,7 +192,7 @@ async def test_what_was_told_and_not_sent_is_lost_with_the_session():
 
 async def test_what_was_sent_is_not_lost_as_well():
     engine = InlineEngine([1 / 16], set())
-    hub = SessionHub(engine, LIMITS, hidden_size=8)
+    hub = SessionHub(engine, LIMITS, origin=Origin(8))
     script = [("submit", 4, 1), ("steps", 9), ("deliver",), ("read",), ("reconnect",)]
     router = await live(hub, engine, script)
     assert router.heard == hub.accounts.told == Work(4, 0, 9, 12, 9 * 62_500)
@@ -201,7 +201,7 @@ async def test_what_was_sent_is_not_lost_as_well():
 
 async def test_a_choice_that_ended_before_its_session_did_is_lost_with_the_others():
     engine = InlineEngine([1 / 16], set())
-    hub = SessionHub(engine, LIMITS, hidden_size=8)
+    hub = SessionHub(engine, LIMITS, origin=Origin(8))
     aborted = [("abort choice", 1, 1), ("steps", 1), ("deliver",)]
     script = [("submit", 4, 2), ("steps", 3), *aborted, ("reconnect",)]
     await live(hub, engine, script)

@@ -33,7 +33,7 @@ BACKENDS = {**ON_CPU, **FLASH, **TRITON}
 INTERPRETED = {
     "triton, interpreted": (
         "chunk with prefix", "mixed", "lengths at a multiple of the block",
-        "9 heads on 3 of 64", "mixed, window 4",
+        "9 heads on 3 of 64", "mixed, window 4", "long decodes, alone",
     ),
     "triton bfloat16, interpreted": ("mixed", "a chunk across many keys"),
     "triton float16, interpreted": ("pure decode",),

@@ -9,7 +9,7 @@ from noria.v1 import common_pb2, worker_pb2
 from tests.support.engines import BlockMemory, make_scheduler
 from worker.engine import Engine
 from worker.session_hub import SessionHub
-from worker.translate import ModelLimits
+from worker.translate import ModelLimits, Origin
 
 CONTAINERS = (dict, list, set, deque, OrderedDict)
 GREEDY = common_pb2.SamplingParams(temperature=0.0, ignore_eos=True)
@@ -24,7 +24,7 @@ class Worker:
         runner = BlockMemory(self.scheduler.pool)
         self.engine = Engine(self.scheduler, runner, look_ahead=4, clock=lambda: self.now)
         limits = ModelLimits(1000, 128, frozenset({0}))
-        self.hub = SessionHub(self, limits, hidden_size=1, clock=lambda: self.now)
+        self.hub = SessionHub(self, limits, origin=Origin(1), clock=lambda: self.now)
         self.runner = runner
 
     @property

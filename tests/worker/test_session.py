@@ -8,7 +8,7 @@ from worker.engine import Engine
 from worker.scores import StepResult
 from worker.session import SessionProtocolError
 from worker.session_hub import SessionHub
-from worker.translate import ModelLimits
+from worker.translate import ModelLimits, Origin
 
 
 class InlineEngine:
@@ -42,7 +42,7 @@ def engine():
 
 @pytest.fixture
 def hub(engine):
-    return SessionHub(engine, ModelLimits(1000, 128, frozenset({0})), hidden_size=3584)
+    return SessionHub(engine, ModelLimits(1000, 128, frozenset({0})), origin=Origin(3584))
 
 
 def submit(number, **fields):

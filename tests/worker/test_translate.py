@@ -8,7 +8,7 @@ from noria.v1 import common_pb2, worker_pb2
 from worker.sampling_checks import InvalidSubmitError, ModelLimits
 from worker.scheduled import SequenceUpdate
 from worker.sequence import SampledToken, ScheduledSequence
-from worker.translate import StepFacts, sequence_from, step_record
+from worker.translate import Origin, StepFacts, sequence_from, step_record
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=50, eos_token_ids=frozenset({2}))
 
@@ -191,6 +191,8 @@ def test_a_step_record_says_each_ids_bytes_and_nothing_for_ids_beyond_the_vocabu
     scheduled = ScheduledSequence(7, [1, 2, 3], 0, [1], None)
     token = SampledToken(1, 0.6, ((2, 0.3), (99, 0.1)))
     update = SequenceUpdate(translate(submit()), scheduled, token, kv_tokens=3, kv_blocks=1)
-    record = step_record(update, StepFacts(1, 1, 3, 500, 8), [b"", b"\xeb", b" no"])
+    facts = StepFacts(1, 1, 3, 500, Origin(8, "triton", True))
+    record = step_record(update, facts, [b"", b"\xeb", b" no"])
+    assert (record.hidden_size, record.attention_backend, record.row_exact) == (8, "triton", True)
     assert (record.token_id, record.token_bytes) == (1, b"\xeb")
     assert [(other.id, other.bytes) for other in record.runners_up] == [(2, b" no"), (99, b"")]

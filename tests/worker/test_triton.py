@@ -1,5 +1,6 @@
 """The Triton kernels beyond the suite: turning and writing in one, whole models, Hopper's code."""
 
+import ast
 import json
 import os
 import subprocess
@@ -124,14 +125,20 @@ def test_a_cache_that_the_kernels_could_not_read_is_refused(spec, block_size, re
         made(KVCacheSpec(1, 2, *spec), block_size)
 
 
-def compiled(*arguments):
-    """The kernels as bench.gpu.compile tells of them, from a process that does not interpret."""
+def uninterpreted(*arguments):
+    """What Python prints in a process where kernels are compiled."""
     pytest.importorskip("triton", reason="triton is not installed: pip install noria[gpu]")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "bench.gpu.compile", "--json", *arguments]
+    command = [sys.executable, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+    return ran.stdout
+
+
+def compiled(*arguments):
+    """The kernels as bench.gpu.compile tells of them."""
+    lines = uninterpreted("-m", "bench.gpu.compile", "--json", *arguments).splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def test_every_kernel_compiles_for_hopper_within_its_limits():
@@ -147,6 +154,19 @@ def test_every_kernel_compiles_for_hopper_within_its_limits():
     assert found["prefill"]["wgmma"] > 0
     assert found["prefill"]["mma"] == 0
     assert found["decode"]["mma"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("window", [None, 512])
+def test_no_step_has_a_kernel_compiled_that_another_did_not_need(window):
+    """Whatever the number of its rows: a compilation would stall everyone's step."""
+    script = (
+        "import torch; from bench.gpu.compile import Shape, num_variants;"
+        f"print(num_variants(Shape(128, torch.bfloat16, window={window})))"
+    )
+    found = ast.literal_eval(uninterpreted("-c", script))
+    assert len(found) == 6
+    assert set(found.values()) == {1}, found
 
 
 @pytest.mark.soak

@@ -251,6 +251,7 @@ async def test_worker_info_tells_what_runs(config):
             info = await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())
     assert (info.attention_backend, info.dtype) == ("scripted", "scripted")
     assert (info.hidden_size, info.vocab_size) == (3584, 21880)
+    assert info.hello.row_exact
 
 
 @pytest.mark.parametrize(

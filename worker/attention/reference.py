@@ -6,7 +6,7 @@ from worker.attention.base import AttentionMetadata, KVCacheSpec
 
 
 class ReferenceBackend:
-    """Plain loops over rows and heads, on a CPU, in fp32. Every line can be checked by eye."""
+    """Row by row, on a CPU, in fp32. Every line can be checked by eye."""
 
     name = "reference"
     row_exact = True
@@ -55,12 +55,11 @@ class ReferenceBackend:
             self._read(self.keys, layer, sequence, visible),
             self._read(self.values, layer, sequence, visible),
         )
-        num_heads, num_kv_heads = query.shape[0], keys.shape[1]
-        for head in range(num_heads):
-            kv_head = head // (num_heads // num_kv_heads)
-            scores = (query[head].float() * keys[:, kv_head]).sum(dim=1)
-            weights = torch.softmax(scores * scale, dim=0)
-            attended[head] = (weights.unsqueeze(1) * values[:, kv_head]).sum(dim=0)
+        group = query.shape[0] // keys.shape[1]
+        keys, values = (heads.repeat_interleave(group, dim=1) for heads in (keys, values))
+        scores = (query.float() * keys).sum(dim=2)
+        weights = torch.softmax(scores * scale, dim=0)
+        attended.copy_((weights.unsqueeze(2) * values).sum(dim=0))
 
     def _read(
         self, cache: torch.Tensor, layer: int, sequence: int, positions: range

@@ -149,7 +149,7 @@ class TritonBackend(FusedRotation):
         if splits == 1:
             self._attend(launch, layer, query, scale, window, attended, None)
             return
-        partial, sizes = self._workspace(splits, rows, query.shape[1])
+        partial, sizes = self._workspace(rows, query.shape[1])
         self._attend(launch, layer, query, scale, window, partial, sizes)
         combine_kernel[rows, query.shape[1]](
             *(partial, sizes, attended, self._metadata.kv_lens, window, *partial.stride()[:3]),
@@ -162,19 +162,20 @@ class TritonBackend(FusedRotation):
             num_warps=4,
         )
 
-    def _workspace(self, splits: int, rows: int, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _workspace(self, rows: int, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Partial results and their sizes, for all layers of the step: it is theirs in turn.
 
-        Taken anew in each step, so that a captured one has memory that no other frees.
+        Taken anew in each step, so that a captured one has memory that no other frees. With
+        room for all splits that there may be, its strides are the same in every step.
         """
-        width = self._spec.head_dim
-        count = splits * rows * heads
-        if self._partial is None or len(self._partial) < count * (width + 1):
+        width, count = self._spec.head_dim, MAX_SPLITS * rows * heads
+        if self._partial is None or len(self._partial) != count * (width + 1):
             self._partial = torch.empty(
                 count * (width + 1), dtype=torch.float32, device=self._device
             )
-        partial = self._partial[: count * width].view(splits, rows, heads, width)
-        return partial, self._partial[count * width :][:count].view(splits, rows, heads)
+        partial = self._partial[: count * width].view(rows, MAX_SPLITS, heads, width)
+        sizes = self._partial[count * width :].view(rows, MAX_SPLITS, heads)
+        return partial.transpose(0, 1), sizes.transpose(0, 1)
 
     def _prefills(self, num_positions: int, group: int) -> _Launch:
         """Tiles are counted from above: which exist, the device finds out."""

@@ -85,7 +85,9 @@ def over_keys(
     return attended, top, total
 
 
-@triton.jit
+# Numbers that change from step to step: a kernel of their own for each that happens to be 1, or a
+# multiple of 16, would be compiled while somebody waits.
+@triton.jit(do_not_specialize=["first", "end", "table_stride"])
 def attention_kernel(
     query, keys, values, out, sizes, starts, kv_lens, tables, first, end, window, scale,
     query_row, query_head, block_stride, head_stride, slot_stride,
@@ -202,7 +204,7 @@ def combine_kernel(
     tl.store(out + row * out_row + head * out_head + lane, attended, mask=lane < HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def write_kernel(
     key, value, keys, values, slots, count,
     key_row, key_head, value_row, value_head, block_stride, head_stride, slot_stride,
