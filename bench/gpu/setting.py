@@ -95,7 +95,8 @@ def seconds_of(setting: Setting, run: Callable[[], object], times: int) -> float
     with torch.cuda.graph(graph):
         run()
     graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    begin, end = make_event(enable_timing=True), make_event(enable_timing=True)
     begin.record()
     for _ in range(times):
         graph.replay()
