@@ -15,12 +15,14 @@ from bench.gpu.rows import FAILED, SKIPPED, Ceilings, Row, line, table
 from bench.gpu.setting import Setting
 from worker.attention.selection import GPU_BACKENDS
 
-_PARTS = "bench.gpu.parts"
+_PARTS, _MODELS = "bench.gpu.parts", "bench.gpu.models"
 # In the order of what is worth most, should the time run out.
 TASKS = (
     Task("found", _PARTS, "found", 10),
     Task("ceilings", _PARTS, "ceilings", 10),
     Task("conformance", _PARTS, "conformance_of", 45, ("triton",)),
+    Task("graphs", _MODELS, "graphs", 20),
+    Task("engine", _MODELS, "engine", 60),
     Task("layer", _PARTS, "layer", 30),
     *(
         Task("conformance", _PARTS, "conformance_of", 20, (name,))

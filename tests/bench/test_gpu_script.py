@@ -52,6 +52,8 @@ def test_the_whole_script_runs_with_four_packages_alone():
     assert outcomes["conformance", "flash_attn_2"] == SKIPPED
     assert outcomes["layer", "triton: decode 2 x 20"] == OK
     assert outcomes["layer", "triton: prefill 1 x 20"] == OK
+    assert outcomes["graphs", "triton: padded to 3"] == OK
+    assert outcomes["engine", "triton: 2 x 20, decode"] == OK
     assert FAILED not in outcomes.values()
 
 
