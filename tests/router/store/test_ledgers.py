@@ -1,6 +1,7 @@
 """The ledger: the same in memory and in Redis. Each request has one row, counted once."""
 
 import asyncio
+import time
 from dataclasses import replace
 from decimal import Decimal
 
@@ -165,6 +166,19 @@ async def test_rows_and_totals_are_kept_for_their_days_and_no_longer(redis_serve
         for kind, days_kept in (("rows", 1), ("totals", 2))
         for n, day in enumerate(days)
     }
+
+
+async def test_a_row_too_old_to_be_kept_is_swept_once_all_the_same(redis_url):
+    """Two sweepers that found it at once: the second finds neither an open nor a closed row."""
+    days_ago_us = int((time.time() - 5 * 86400) * 1e6)
+    old = replace(opened(1), started_us=days_ago_us)
+    async with redis_connection(redis_url, structlog.get_logger(), timeout_s=5) as connection:
+        ledger = RedisLedger(connection, Retention(row_days=1, total_days=400))
+        await ledger.open([old])
+        lost = old.lost(days_ago_us)
+        assert [await ledger._close([lost], only_open=True) for _ in range(2)] == [1, 0]
+        assert await ledger.rows(old.day) == []
+        assert await ledger.totals([old.day], None) == add_up([lost])
 
 
 async def test_a_lone_router_keeps_no_more_rows_than_it_may():
