@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
+import csv
+import io
 import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import grpc
 import pytest
 import structlog
+from click.testing import CliRunner
 
+from noria.cli.main import main
 from noria.v1 import chat_pb2, common_pb2
 from router.ledger.totals import GroupBy, add_up, usage_lines
 from tests.support.canary import CANARY, disguised
-from tests.support.replicas import chat_spec, key_of, running_replicas
+from tests.support.replicas import KEYS, chat_spec, key_of, running_replicas
 
 WAYS = {
     "serve": 8, "close": 3, "cancel": 2, "cancel elsewhere": 2, "deadline": 2,
@@ -101,6 +106,7 @@ async def test_the_ledger_is_the_sum_of_what_the_workers_told(
             check_each(rows, [line for line in lines if line["event"] == "request"])
             assert await ledger.totals(days, None) == add_up(rows)
             await check_reports(replicas, rows)
+            await check_command(replicas, rows)
             kept = shared_redis_server.everything()
             assert "search" in kept
             assert disguised(kept) is None
@@ -153,3 +159,23 @@ async def check_reports(replicas, rows):
                 assert sum(line.device_us for line in told.lines) == sum(
                     row.device_us for row in seen
                 )
+
+
+async def check_command(replicas, rows):
+    """What `noria usage` writes for other programs is the ledger's sum to the last digit."""
+    flags = ["usage", "--address", replicas.routers[1].address, "--by", "model"]
+    environment = {"NORIA_API_KEY": KEYS["operators"]}
+    run = CliRunner().invoke
+    exact = await asyncio.to_thread(run, main, [*flags, "--csv"], env=environment)
+    lines = list(csv.DictReader(io.StringIO(exact.output)))
+    assert sum(int(line["requests"]) for line in lines) == len(rows)
+    for name in ("prompt", "cached", "generated", "delivered", "wasted"):
+        told = sum(int(line[f"{name}_tokens"]) for line in lines)
+        assert told == sum(getattr(row, f"{name}_tokens") for row in rows)
+    assert sum(Decimal(line["cost"]) for line in lines) == sum(row.cost for row in rows) > 0
+    told_us = sum(Decimal(line["device_seconds"]) for line in lines) * 10**6
+    assert told_us == sum(row.device_us for row in rows)
+    table = await asyncio.to_thread(run, main, flags, env=environment)
+    assert [line.split()[:2] for line in table.output.splitlines()[3:5]] == [
+        ["mail", "demo"], ["search", "demo"],
+    ]  # fmt: skip

@@ -160,3 +160,14 @@ async def test_the_record_of_an_ended_request_outlives_its_router(replicas):
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     client = replicas.routers[1]._store.shared.connection.client
     assert 0 < await client.pttl(f"noria:record:{request_id}") <= 3600_000
+
+
+async def test_routers_hear_each_other_again_after_their_connections_are_cut(replicas):
+    """RDS-01: within two seconds, and nothing else has to happen first."""
+    reading = await in_decode(replicas)
+    request_id = await reading.request_id()
+    client = replicas.store.shared.connection.client
+    assert await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 2
+    assert (await record(replicas, 1, request_id)).state == RUNNING
+    await cancel(replicas, 1, request_id)
+    assert await reading.task is grpc.StatusCode.CANCELLED
