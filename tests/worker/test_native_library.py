@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.native import kernels
+from worker.native import prebuild
 from worker.native.kernels import load_kernels
 from worker.native.library import (
     BuildError,
@@ -136,6 +137,31 @@ def test_what_any_compiler_built_serves_a_computer_without_one(tmp_path, copying
     assert load_kernels("avx2", 1, folder=tmp_path / "cache", environment=nothing).threads == 1
     with pytest.raises(BuildError, match="no C"):
         load_kernels("avx2", 1, folder=tmp_path / "other", environment=nothing)
+
+
+def test_what_was_installed_needs_no_compiler_and_nothing_to_write(
+    tmp_path, copying_compiler, monkeypatch, capsys
+):
+    """Every variant is built; each is found where neither a compiler nor a cache is."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(os, "environ", copying_compiler[0])
+    assert prebuild.main() == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(VARIANTS)
+    nowhere = {"PATH": "/nowhere"}
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "kernels"
+    assert load_kernels("avx2", 1, folder=folder, environment=nowhere).threads == 1
+    monkeypatch.setattr(sys, "prefix", "/nowhere")
+    with pytest.raises(BuildError, match="no C"):
+        load_kernels("avx2", 1, folder=folder, environment=nowhere)
+
+
+def test_without_a_compiler_nothing_is_installed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(os, "environ", {"PATH": "/nowhere"})
+    assert prebuild.main() == 1
+    assert "no C++ compiler" in capsys.readouterr().err
 
 
 def test_sources_options_and_compiler_name_the_build(tmp_path):

@@ -1,5 +1,6 @@
 """The loaded kernels with their threads."""
 
+import contextlib
 import ctypes
 import os
 import weakref
@@ -22,6 +23,7 @@ from worker.native.library import (
     Compiler,
     KernelCache,
     find_compiler,
+    installed_kernels,
     kernels_dir,
     writable_cache,
 )
@@ -115,7 +117,8 @@ def load_kernels(
 ) -> Kernels:
     """The kernels of the named variant, `auto` for the fastest; built if they are not yet.
 
-    `on_build` is called before a build, which takes seconds. `folder` keeps the builds.
+    `on_build` is called before a build, which takes seconds. `folder` keeps the builds; those
+    that were installed with Noria need none.
     Raises UnsupportedCPUError, BuildError or MemoryError with the reason.
     """
     variant = choose_variant(name, cpu or this_cpu())
@@ -130,13 +133,12 @@ def _loaded(
     on_build: Callable[[], None],
 ) -> ctypes.CDLL:
     compiler, missing = _compiler(environment)
-    found = cache.find(variant, compiler)
-    if found is not None:
-        try:
-            return load_library(found)
-        except (OSError, AttributeError):
-            # Cut off or overwritten: what a build repairs.
-            found.unlink(missing_ok=True)
+    for place in (cache, installed_kernels()):
+        found = place.find(variant, compiler if place is cache else None)
+        if found is not None:
+            # What is cut off or overwritten is built again.
+            with contextlib.suppress(OSError, AttributeError):
+                return load_library(found)
     if compiler is None:
         raise BuildError(missing)
     on_build()

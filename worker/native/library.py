@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -129,6 +130,11 @@ def _output_of(command: list[str]) -> str:
         ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} cannot be run: {error}") from error
+
+
+def installed_kernels() -> KernelCache:
+    """Those that `python -m worker.native.prebuild` has built for this installation."""
+    return KernelCache(Path(sys.prefix) / "share" / "noria" / "kernels")
 
 
 def kernels_dir(environment: Mapping[str, str] = os.environ) -> Path:
