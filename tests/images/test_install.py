@@ -1,4 +1,4 @@
-"""Each role installs into an empty folder and serves from there, as a user who may write nowhere."""
+"""Each role installs into an empty folder, and serves from there without writing to it."""
 
 import json
 import os
