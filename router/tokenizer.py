@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from noria.reasons import Reason, RequestError
 from noria.service.errors import DETAILS_KEY, parse_status_details
-from noria.service.tls import aio_channel
+from noria.service.tls import aio_channel, break_cause
 from noria.service.tls_files import TlsSource
 from noria.service.trace import TRACEPARENT
 from noria.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -143,7 +143,7 @@ class Tokenizer:
         """Log each new kind of break once, not every failed attempt to come back."""
         cause = "closed by the tokenizer"
         if isinstance(error, grpc.aio.AioRpcError):
-            cause = error.code().name
+            cause = break_cause(error)
         elif error is not None:
             cause = type(error).__name__
         if cause != self._last_break:

@@ -12,7 +12,7 @@ import structlog
 
 from noria.service.outbox import Outbox
 from noria.service.protocol import PROTOCOL_VERSION
-from noria.service.tls import aio_channel
+from noria.service.tls import aio_channel, break_cause
 from noria.service.tls_files import TlsSource
 from noria.v1 import worker_pb2, worker_pb2_grpc
 from router import wire_worker
@@ -179,7 +179,7 @@ class WorkerSession:
     def _on_break(self, error: Exception | None) -> None:
         """Log each new kind of break once, not every failed attempt to come back."""
         if isinstance(error, grpc.aio.AioRpcError):
-            cause = error.code().name
+            cause = break_cause(error)
         elif isinstance(error, SessionRefusedError):
             cause = str(error)
         else:

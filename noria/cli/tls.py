@@ -9,6 +9,7 @@ import click
 
 from noria.cli.terminal import tell
 from noria.client.tls import Tls
+from noria.service.tls import handshake_problem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,10 +41,9 @@ def tls_of(
 
 def why_unreachable(address: str, problem: str, tls: Tls | None) -> str:
     """What may be wrong where no server answers; `problem` is what gRPC says of it."""
-    if "CERTIFICATE_VERIFY_FAILED" in problem:
-        return f"the certificate of {address} is not one of the CA given with --ca"
-    if "Hostname Verification" in problem:
-        return f"the certificate of {address} has another name; --server-name says which"
+    if handshake := handshake_problem(problem):
+        hint = "; --server-name says which" if "name" in handshake else " given with --ca"
+        return f"{address}: {handshake}{'' if 'no TLS' in handshake else hint}"
     if tls is None and "Socket closed" in problem:
         return f"{address} closes the connection; if it speaks TLS, give its --ca"
     if tls is not None and tls.cert is None and "Socket closed" in problem:

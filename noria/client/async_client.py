@@ -20,6 +20,7 @@ from noria.client.request import (
     chat_spec,
     checked_timeout,
     completion_spec,
+    trace_metadata,
 )
 from noria.client.result import ChatResult, result_of
 from noria.client.retry import Calls, errors_of_call, repeated_async
@@ -81,33 +82,32 @@ class AsyncClient:
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncChatStream:
         """Ask and read the answer as it comes; the call starts on entering the block."""
         request = chat_pb2.StreamChatRequest(spec=chat_spec(messages, options))
+        metadata = self._metadata + trace_metadata(options)
         return AsyncChatStream(
-            lambda timeout: self._stub().StreamChat(
-                request, timeout=timeout, metadata=self._metadata
-            ),
+            lambda timeout: self._stub().StreamChat(request, timeout=timeout, metadata=metadata),
             self._calls.begin(self._deadline(options)),
         )
 
     async def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
         """Ask and wait for the whole answer."""
         request = chat_pb2.ChatRequest(spec=chat_spec(messages, options))
+        metadata = self._metadata + trace_metadata(options)
         with self._calls.begin(self._deadline(options)) as attempts:
             response = await repeated_async(
                 attempts,
-                lambda timeout: self._stub().Chat(
-                    request, timeout=timeout, metadata=self._metadata
-                ),
+                lambda timeout: self._stub().Chat(request, timeout=timeout, metadata=metadata),
             )
         return result_of(response)
 
     async def complete(self, prompt: RawPrompt, **options: Unpack[ChatOptions]) -> ChatResult:
         """Continue a raw prompt, to which no template is applied, and wait for all of it."""
         request = chat_pb2.CompletionRequest(spec=completion_spec(prompt, options))
+        metadata = self._metadata + trace_metadata(options)
         with self._calls.begin(self._deadline(options)) as attempts:
             response = await repeated_async(
                 attempts,
                 lambda timeout: self._stub().Completion(
-                    request, timeout=timeout, metadata=self._metadata
+                    request, timeout=timeout, metadata=metadata
                 ),
             )
         return result_of(response)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypedDict
 
+from noria.service.trace import TRACEPARENT, parse_traceparent
 from noria.v1 import chat_pb2, common_pb2
 
 Turn: TypeAlias = tuple[str, str] | Mapping[str, str] | chat_pb2.Message
@@ -38,7 +39,8 @@ class ChatOptions(TypedDict, total=False):
     of these: `json_schema`, a mapping or JSON text; `json_object`, any object; `regex`,
     which all of it matches; `choice`, one of the strings. A higher `priority` is more
     urgent. `trace_steps` asks for the engine's record of
-    each step. `timeout` in seconds replaces the client's.
+    each step. `timeout` in seconds replaces the client's. `traceparent` is the W3C trace
+    context that the request belongs to.
     """
 
     system: str | None
@@ -68,6 +70,7 @@ class ChatOptions(TypedDict, total=False):
     priority: int | None
     trace_steps: bool | None
     timeout: float | None
+    traceparent: str | None
 
 
 _SAMPLING = (
@@ -200,6 +203,7 @@ def _set_options(
     unknown = sorted(options.keys() - ChatOptions.__annotations__.keys())
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}")
+    trace_metadata(options)
     _set(spec, options, own)
     sampling = common_pb2.SamplingParams()
     _set(sampling, options, _SAMPLING)
@@ -209,6 +213,20 @@ def _set_options(
     biases = options.get("logit_bias") or {}
     _checked("logit_bias", lambda: sampling.logit_bias.update(biases))
     spec.sampling.CopyFrom(sampling)
+
+
+def trace_metadata(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The caller's trace as metadata, if it is given. Raises TypeError, or ValueError for what
+    is no `traceparent`.
+    """
+    value = options.get("traceparent")
+    if value is None:
+        return ()
+    if not isinstance(value, str):
+        raise TypeError("traceparent: the value has the wrong type")
+    if parse_traceparent(value) is None:
+        raise ValueError("traceparent: VERSION-TRACEID-PARENTID-FLAGS in lower-case hex is needed")
+    return ((TRACEPARENT, value),)
 
 
 def checked_timeout(timeout: float) -> float:

@@ -21,6 +21,7 @@ from noria.client.request import (
     chat_spec,
     checked_timeout,
     completion_spec,
+    trace_metadata,
 )
 from noria.client.result import ChatResult, result_of
 from noria.client.retry import Calls, repeated
@@ -80,32 +81,31 @@ class Client:
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatStream:
         """Ask and read the answer as it comes; the call starts on entering the block."""
         request = chat_pb2.StreamChatRequest(spec=chat_spec(messages, options))
+        metadata = self._metadata + trace_metadata(options)
         return ChatStream(
-            lambda timeout: self._stub.StreamChat(
-                request, timeout=timeout, metadata=self._metadata
-            ),
+            lambda timeout: self._stub.StreamChat(request, timeout=timeout, metadata=metadata),
             self._calls.begin(self._deadline(options)),
         )
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatResult:
         """Ask and wait for the whole answer."""
         request = chat_pb2.ChatRequest(spec=chat_spec(messages, options))
+        metadata = self._metadata + trace_metadata(options)
         with self._calls.begin(self._deadline(options)) as attempts:
             response = repeated(
                 attempts,
-                lambda timeout: self._stub.Chat(request, timeout=timeout, metadata=self._metadata),
+                lambda timeout: self._stub.Chat(request, timeout=timeout, metadata=metadata),
             )
         return result_of(response)
 
     def complete(self, prompt: RawPrompt, **options: Unpack[ChatOptions]) -> ChatResult:
         """Continue a raw prompt, to which no template is applied, and wait for all of it."""
         request = chat_pb2.CompletionRequest(spec=completion_spec(prompt, options))
+        metadata = self._metadata + trace_metadata(options)
         with self._calls.begin(self._deadline(options)) as attempts:
             response = repeated(
                 attempts,
-                lambda timeout: self._stub.Completion(
-                    request, timeout=timeout, metadata=self._metadata
-                ),
+                lambda timeout: self._stub.Completion(request, timeout=timeout, metadata=metadata),
             )
         return result_of(response)
 

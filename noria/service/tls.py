@@ -57,6 +57,26 @@ def certified_names(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, .
     return tuple(name.decode("utf-8", "replace") for name in names)
 
 
+def handshake_problem(details: str) -> str:
+    """Why a connection's handshake failed, from what gRPC says of it; empty for anything else."""
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return "its certificate is not of the CA"
+    if "Hostname Verification" in details:
+        return "its certificate has another name"
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it speaks no TLS"
+    return ""
+
+
+def break_cause(error: grpc.aio.AioRpcError) -> str:
+    """Why a session broke: the status, and what was wrong with the handshake, if it was that.
+
+    Nothing else of the details is told: the other side may have put anything there.
+    """
+    problem = handshake_problem(error.details() or "")
+    return f"{error.code().name}: {problem}" if problem else error.code().name
+
+
 def channel(address: str, source: TlsSource | None, options: Options) -> grpc.Channel:
     """`aio_channel` for code without an event loop."""
     if source is None:

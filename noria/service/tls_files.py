@@ -59,7 +59,7 @@ class TlsSource:
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
-        self._seen = self._mark()
+        self._seen: tuple[object, ...] | None = self._mark()
         self.material = read_material(files)
 
     def poll(self) -> bool:
@@ -71,9 +71,13 @@ class TlsSource:
         mark = self._mark()
         if mark == self._seen:
             return False
-        # Taken before the content is: what is written meanwhile changes the next mark.
         self._seen = mark
-        self.material = read_material(self.files)
+        material = read_material(self.files)
+        if self._mark() != mark:
+            # Changed while they were read: they need not belong together. Look again.
+            self._seen = None
+            return False
+        self.material = material
         return True
 
     def _mark(self) -> tuple[object, ...]:

@@ -144,13 +144,15 @@ async def test_a_worker_of_another_name_is_not_used(certificates, golden_model, 
         config = dataclasses.replace(
             running.router._config, listen="127.0.0.1:0", peer_tls=certificates.peers
         )
-        async with running_router(config) as strict:
-            await until(
-                lambda: strict._tokenizers and all(each._last_break for each in strict._tokenizers)
-            )
-            assert not list(strict.registry)
-            with pytest.raises(NoriaError, match="NO_WORKER"):
-                await answers(strict.address, certificates.client(), retry=False)
+        with structlog.testing.capture_logs() as lines:
+            async with running_router(config) as strict:
+                broken = {"worker_disconnected", "tokenizer_disconnected"}
+                await until(lambda: broken <= {line["event"] for line in lines})
+                assert not list(strict.registry)
+                with pytest.raises(NoriaError, match="NO_WORKER"):
+                    await answers(strict.address, certificates.client(), retry=False)
+    causes = {line["cause"] for line in lines if line["event"] in broken}
+    assert causes == {"UNAVAILABLE: its certificate has another name"}
 
 
 async def test_the_command_speaks_tls(certificates, golden_model, script_file):
@@ -161,17 +163,19 @@ async def test_the_command_speaks_tls(certificates, golden_model, script_file):
         env = {"NORIA_API_KEY": API_KEY}
         told = await asyncio.to_thread(CliRunner().invoke, main, argv, env=env)
         wrong = {
-            "closes the connection; if it speaks TLS, give its --ca": argv[6:],
-            "closes the connection; it may ask for a --client-cert": [*argv[:2], *argv[6:]],
-            "is not one of the CA given with --ca": [
+            " closes the connection; if it speaks TLS, give its --ca": argv[6:],
+            " closes the connection; it may ask for a --client-cert": [*argv[:2], *argv[6:]],
+            ": its certificate is not of the CA given with --ca": [
                 "--ca", str(certificates.file("inner-ca.pem")), *argv[2:],
             ],
-            "has another name; --server-name says which": ["--server-name", "other", *argv],
+            ": its certificate has another name; --server-name says which": [
+                "--server-name", "other", *argv,
+            ],
         }  # fmt: skip
         for why, command in wrong.items():
             failed = await asyncio.to_thread(CliRunner().invoke, main, command, env=env)
             assert failed.exit_code == 1
-            assert f"{running.addresses[0]} {why}" in failed.stderr
+            assert f"{running.addresses[0]}{why}" in failed.stderr
     assert (told.exit_code, told.stderr) == (0, "")
     assert told.stdout.strip()
 

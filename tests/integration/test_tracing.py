@@ -132,16 +132,8 @@ async def test_tokenizer_and_worker_get_the_trace(
     monkeypatch.setattr(TokenizerServicer, "EncodeChat", encoding)
     monkeypatch.setattr(session_hub, "sequence_from", submitted)
     script = script_file(mean_output_tokens=4, token_ids=[32, 127])
-    async with (
-        running_stack(golden_model, script=script, router=collector) as running,
-        grpc.aio.insecure_channel(running.addresses[0]) as channel,
-    ):
-        stub = chat_pb2_grpc.ChatServiceStub(channel)
-        block = chat_pb2.ContentBlock(text=chat_pb2.TextBlock(text="a"))
-        message = chat_pb2.Message(role=chat_pb2.ROLE_USER, content=[block])
-        spec = chat_pb2.ChatSpec(messages=[message], max_tokens=4)
-        metadata = (KEY, ("traceparent", caller(7, flags)))
-        await stub.Chat(chat_pb2.ChatRequest(spec=spec), metadata=metadata)
+    async with running_stack(golden_model, script=script, router=collector) as running:
+        await running.client.chat("a", max_tokens=4, traceparent=caller(7, flags))
         if collector:
             running.router._tracing.flush()
     assert seen["tokenizer"] == seen["worker"]

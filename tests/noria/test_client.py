@@ -152,6 +152,16 @@ def test_a_deadline_is_sent_by_default_and_a_call_may_name_its_own(chat_service,
     assert chat_service.deadlines[1] < 6
 
 
+def test_a_trace_context_is_sent_with_the_call_that_names_it(chat_service, client):
+    context = f"00-{'a' * 32}-{'b' * 16}-01"
+    client.chat("q", traceparent=context)
+    with client.stream_chat("q", traceparent=context) as stream:
+        list(stream)
+    client.chat("q")
+    sent = [dict(metadata).get("traceparent") for metadata in chat_service.metadata]
+    assert sent == [context, context, None]
+
+
 def test_a_deadline_that_passes_is_a_typed_error(chat_service, client):
     chat_service.hold("a")
     stream = client.stream_chat("q", timeout=0.3)

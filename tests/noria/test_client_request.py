@@ -40,7 +40,11 @@ def test_every_option_arrives_on_the_wire():
         "prompt_logprobs": 0,
     }  # fmt: skip
     grammars = {"json_schema", "json_object", "regex", "choice"}
-    assert options.keys() == ChatOptions.__annotations__.keys() - {"timeout", *grammars}
+    assert options.keys() == ChatOptions.__annotations__.keys() - {
+        "timeout",
+        "traceparent",
+        *grammars,
+    }
     spec = chat_spec("hi", options)
     for name, value in options.items():
         owner = spec if name in spec.DESCRIPTOR.fields_by_name else spec.sampling
@@ -111,6 +115,15 @@ def test_a_refusal_never_repeats_the_text():
     with pytest.raises(ValueError, match="content") as caught:
         chat_spec("MARKER\ud800", {})
     assert "MARKER" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [("00-1-2-3", ValueError), ("", ValueError), (b"x", TypeError), (7, TypeError)],
+)
+def test_a_trace_context_has_its_form(value, error):
+    with pytest.raises(error, match="traceparent"):
+        chat_spec("hi", {"traceparent": value})
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])

@@ -4,6 +4,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
+from noria.service import tls_files
 from noria.service.tls_files import MAX_BYTES, TlsFileError, TlsFiles, TlsSource
 from tests.support.certificates import chain, write
 
@@ -89,6 +90,26 @@ def test_changed_files_are_taken_over_and_unusable_ones_change_nothing(folder, a
     (folder / "a.key").write_bytes(new.private_key_pem.bytes())
     assert source.poll() is True
     assert source.material.cert == chain(new)
+
+
+def test_files_that_change_while_they_are_read_are_read_again(folder, authority, monkeypatch):
+    """Of a certificate from before and a key from after nothing comes into use."""
+    source, before = TlsSource(files(folder)), (folder / "a.pem").read_bytes()
+    read, new = tls_files.read_material, authority.issue_cert("localhost")
+
+    def changing(paths):
+        material = read(paths)
+        write(folder, "a", new, authority)
+        return material
+
+    write(folder, "a", authority.issue_cert("localhost"), authority)
+    monkeypatch.setattr(tls_files, "read_material", changing)
+    assert source.poll() is False
+    assert source.material.cert == before
+    monkeypatch.setattr(tls_files, "read_material", read)
+    assert source.poll() is True
+    assert source.material.cert == chain(new)
+    assert source.poll() is False
 
 
 def test_no_representation_shows_the_key(folder):
