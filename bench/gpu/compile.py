@@ -1,7 +1,7 @@
 """Compile every Triton kernel for Hopper (sm_90a), GPU or not, and tell what it takes of one.
 
 The launches are those that the backend itself makes: it runs on CPU tensors, and its kernels are
-replaced by recorders. ptxas comes with triton.
+replaced by recorders. The assembler comes with triton.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One kernel as ptxas left it. `spilled` bytes of registers lie in memory."""
+    """One kernel as assembled. `spilled` bytes of registers lie in memory."""
 
     kernel: str
     head_dim: int
@@ -188,7 +188,7 @@ def _compile(
     source = ASTSource(kernel, *_specialised(kernel, args, named))
     built: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = built.asm["ptx"]
-    registers, spilled = _registers(ptx)
+    registers, spilled = _registers(built.asm["cubin"])
     return Compiled(
         name, shape.head_dim, str(shape.dtype).removeprefix("torch."), shape.group,
         shape.window is not None, built.metadata.shared, registers, spilled,
@@ -225,18 +225,18 @@ def _type_of(parameter: Any, value: Any) -> tuple[str, bool]:
     return ("constexpr", False) if value == 1 else ("i32", value % 16 == 0)
 
 
-def _registers(ptx: str) -> tuple[int, int]:
-    """Registers of a thread and bytes spilled, as ptxas tells."""
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+def _registers(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and the bytes of its stack: where registers are spilled."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        cubin = Path(folder) / "kernel.cubin"
-        command = [str(ptxas), "-v", "--gpu-name=sm_90a", str(source), "-o", str(cubin)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    used = re.search(r"Used (\d+) registers", told)
-    spilled = re.search(r"(\d+) bytes spill stores", told)
-    return int(used[1]) if used else 0, int(spilled[1]) if spilled else 0
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        command = [str(tool), "--dump-resource-usage", str(file)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    used = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    if used is None:
+        raise ValueError(f"{tool.name} tells of no registers: {told[:200]}")
+    return int(used[1]), int(used[2])
 
 
 def main() -> int:

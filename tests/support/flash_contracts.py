@@ -53,6 +53,10 @@ def flash_attn_with_kvcache(
     require(max_seqlen_q is not None, "max_seqlen_q is missing")
     require(causal, "not causal")
     _check_longest(cu_seqlens_q.diff(), max_seqlen_q, "max_seqlen_q")
+    if max_seqlen_q == 1:
+        require(0 < num_splits <= 128, "a graph would keep the splits of the longest context")
+    else:
+        require(num_splits < 2, "partial results of every position of a prompt")
     left = _left(window_size)
     return _attended(
         q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, page_table, softmax_scale, left

@@ -6,6 +6,7 @@ import torch
 from bench.gpu.conformance import CPU, num_blocks, planned
 from tests.support import flash_contracts as contracts
 from tests.support.flash_contracts import ContractError
+from tests.support.no_sync import HostSyncError, NoSync
 from worker.attention.base import KVCacheSpec
 from worker.attention.flash import (
     FlashAttention2Backend,
@@ -24,7 +25,7 @@ ADAPTERS = {
 }
 
 
-def call_of(adapter):
+def call_of(adapter, step=((40, 1), (30, 11))):
     """The named arguments of the one call that the adapter makes, and its function."""
     kind, function, names = ADAPTERS[adapter]
     calls = []
@@ -34,11 +35,11 @@ def call_of(adapter):
         return function(*args, **named)
 
     backend = kind(CPU, recording)
-    step = [(40, 1), (30, 11)]
     backend.allocate(KVCacheSpec(1, 2, 64, torch.bfloat16), num_blocks(step, 256), 256)
     backend.plan(planned(step, 256))
-    backend.write_kv(0, *torch.randn(2, 12, 2, 64).bfloat16())
-    backend.attend(0, torch.randn(12, 6, 64).bfloat16(), 0.125, window=5)
+    count = sum(positions for _, positions in step)
+    backend.write_kv(0, *torch.randn(2, count, 2, 64).bfloat16())
+    backend.attend(0, torch.randn(count, 6, 64).bfloat16(), 0.125, window=5)
     return calls[0], function
 
 
@@ -132,6 +133,7 @@ BREACHES = {
             {"cu_seqlens_k": lambda _: torch.tensor([0, 40, 70], dtype=torch.int32)},
             "cu_seqlens_k beside a page table",
         ),
+        "splits of a prompt": ({"num_splits": lambda _: 32}, "every position of a prompt"),
         "an append": ({"k": lambda _: heads(2, 64)}, "declared as no write"),
         "no longest": ({"max_seqlen_q": lambda _: None}, "max_seqlen_q is missing"),
         "not causal": ({"causal": lambda _: False}, "not causal"),
@@ -154,6 +156,29 @@ BREACHES = {
         "two splits": ({"num_splits": lambda _: 2}, "rows stay unwritten"),
     },
 }
+
+
+def test_flash_attention_3_is_told_how_far_to_split_decodes():
+    call, function = call_of("flash_attn_3", ((40, 1), (30, 1)))
+    assert function(**call).shape == (2, 6, 64)
+    with pytest.raises(ContractError, match="splits of the longest context"):
+        function(**{**call, "num_splits": 0})
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_planning_and_writing_wait_for_nothing(adapter):
+    """Nor does what is made of the call's arguments: all of it is captured in graphs."""
+    kind, _, _ = ADAPTERS[adapter]
+    backend = kind(CPU, lambda *args, **named: torch.empty(2, 6, 64))
+    step = [(40, 1), (30, 1)]
+    backend.allocate(KVCacheSpec(1, 2, 64, torch.bfloat16), num_blocks(step, 256), 256)
+    metadata = planned(step, 256)
+    with NoSync():
+        backend.plan(metadata)
+        backend.write_kv(0, *torch.zeros(2, 2, 2, 64).bfloat16())
+        backend.attend(0, torch.zeros(2, 6, 64).bfloat16(), 0.125)
+        with pytest.raises(HostSyncError):
+            int(metadata.kv_lens.max())
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

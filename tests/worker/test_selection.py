@@ -24,7 +24,7 @@ EVERYTHING = {**FLASH_3, **TRITON, **FLASH_2, **VARLEN}
 VERSIONS = {"triton": "3.6.0", "flash-attn": "2.8.3.post2"}
 
 
-def machine(capability=HOPPER, modules=EVERYTHING, **versions):
+def machine(capability=HOPPER, modules=EVERYTHING, missing="", **versions):
     def module(name):
         if name not in modules:
             raise ImportError(name)
@@ -32,7 +32,7 @@ def machine(capability=HOPPER, modules=EVERYTHING, **versions):
 
     found = {**VERSIONS, **{name.replace("_", "-"): value for name, value in versions.items()}}
     device = torch.device("cpu") if capability is None else CUDA
-    return Machine(device, capability, module, found.get)
+    return Machine(device, capability, module, found.get, lambda: missing)
 
 
 def demand(dtype=torch.bfloat16, head_dim=128, block_size=None):
@@ -50,6 +50,7 @@ def chosen(on, asked="auto", **wanted):
         (machine(), "flash_attn_3", ""),
         (machine(AMPERE), "triton", "flash_attn_3: compute capability 8.0; it needs 9.0"),
         (machine(modules=TRITON), "triton", "no module flash_attn_interface or flash_attn_3"),
+        (machine(AMPERE, missing="no C compiler"), "flash_attn_2", "triton: no C compiler"),
         (machine(AMPERE, triton=None), "flash_attn_2", "triton: triton is not installed"),
         (machine(AMPERE, triton="3.5.1"), "flash_attn_2", "triton 3.5.1 is installed; it needs"),
         (
@@ -132,8 +133,19 @@ def test_a_module_that_was_built_for_another_torch_is_passed_over():
             raise OSError("undefined symbol")
         return EVERYTHING[name]
 
-    on = Machine(CUDA, HOPPER, module, VERSIONS.get)
+    on = Machine(CUDA, HOPPER, module, VERSIONS.get, str)
     assert chosen(on)[0] == "triton"
+
+
+def test_without_a_compiler_or_headers_triton_could_launch_nothing(monkeypatch, tmp_path):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "needs a C compiler" in Machine(CUDA, HOPPER).missing()
+    monkeypatch.setenv("CC", "/usr/bin/cc")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    assert f"there is no {tmp_path}/Python.h" in Machine(CUDA, HOPPER).missing()
+    (tmp_path / "Python.h").touch()
+    assert Machine(CUDA, HOPPER).missing() == ""
 
 
 def test_this_torch_has_the_varlen_attention_that_is_called():

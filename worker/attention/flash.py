@@ -12,6 +12,7 @@ import torch
 from worker.attention.base import AttentionMetadata, KVCacheSpec
 
 Function = Callable[..., Any]
+_MOST_SPLITS = 32
 
 
 class _FlashBackend:
@@ -98,13 +99,20 @@ class FlashAttention2Backend(_FlashBackend):
 class FlashAttention3Backend(_FlashBackend):
     """`flash_attn_with_kvcache` of FlashAttention 3 (Shah et al. 2024), Hopper alone.
 
-    Its varlen function knows no block table; this one takes packed queries of all kinds.
+    Its varlen function knows no block table; this one takes packed queries of all kinds. Of
+    decodes, each sequence is split by its own length, into so many parts at most; with a
+    number of its own choosing, a captured graph would keep one for the longest context.
     """
 
     name = "flash_attn_3"
     captures_decodes = True
     block_multiple = 1
     default_block_size = 16
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        super().plan(metadata)
+        # Partial results of every position would take too much room for chunks of prompts.
+        self._num_splits = _MOST_SPLITS if self._most_queries == 1 else 0
 
     def attend(
         self, layer: int, query: torch.Tensor, scale: float, window: int | None = None
@@ -120,6 +128,7 @@ class FlashAttention3Backend(_FlashBackend):
             softmax_scale=scale,
             causal=True,
             window_size=_before(window),
+            num_splits=self._num_splits,
         )
         return attended
 

@@ -4,11 +4,15 @@ A backend is tried by what it needs: a module, a kind of GPU, a dtype, a head si
 Each that is passed over says why.
 """
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,13 +48,14 @@ class Machine:
     """Where attention runs: the device, its compute capability (None: no CUDA), its modules.
 
     `module` imports one and raises ImportError; `installed` is a package's version, None
-    without one.
+    without one; `missing` tells what Triton lacks to build what launches its kernels.
     """
 
     device: torch.device
     capability: tuple[int, int] | None
     module: Callable[[str], Any] = import_module
     installed: Callable[[str], str | None] = field(default=lambda name: _installed(name))
+    missing: Callable[[], str] = field(default=lambda: _missing_for_launchers())
 
     @classmethod
     def of(cls, device: torch.device) -> "Machine":
@@ -126,6 +131,8 @@ def _against_triton(demand: Demand, machine: Machine) -> Iterator[str]:
         yield f"{_NO_CUDA}, and the kernels are not interpreted (TRITON_INTERPRET=1)"
     elif machine.capability is not None and machine.capability[0] < 8:
         yield f"compute capability {_told(machine.capability)}; it needs 8.0 or later"
+    elif machine.capability is not None and (missing := machine.missing()):
+        yield missing
     yield from backend.limits(demand.head_dim, demand.dtype)
     yield from _against_block_size(demand, backend.BLOCK_MULTIPLE)
 
@@ -194,6 +201,14 @@ def _function(machine: Machine, module: str, name: str) -> Any:
         return getattr(machine.module(module), name, None)
     except (ImportError, OSError, RuntimeError, AttributeError):
         return None
+
+
+def _missing_for_launchers() -> str:
+    """Triton compiles a little C against Python's headers when a kernel is first launched."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "triton needs a C compiler (CC, else gcc or clang), and there is none"
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    return "" if header.exists() else f"triton needs Python's headers, and there is no {header}"
 
 
 def _installed(package: str) -> str | None:
