@@ -1,5 +1,6 @@
 """A GPU's backend is the first that can compute the model, or the one asked for, with reasons."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from tests.support import flash_contracts
 from worker.attention.selection import GPU_BACKENDS, Demand, Machine, choose
+from worker.attention.triton_tiles import HEAD_DIMS
 
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
 CUDA = torch.device("cuda", 0)
@@ -163,3 +165,12 @@ def test_backends_are_named_in_their_order():
     assert GPU_BACKENDS == (
         "flash_attn_3", "triton", "flash_attn_2", "torch_varlen", "torch_padded", "torch",
     )  # fmt: skip
+
+
+def test_the_docs_name_every_backend_and_what_triton_takes():
+    root = Path(__file__).resolve().parents[2]
+    readme, page = (root / name for name in ("README.md", "docs/gpu.md"))
+    for name in GPU_BACKENDS[:-1]:
+        assert f"`{name}`" in readme.read_text()
+        assert f"| `{name}` |" in page.read_text()
+    assert ", ".join(map(str, HEAD_DIMS)) in page.read_text()
