@@ -17,8 +17,9 @@ from worker.sequence import Draw
 
 # How many of the likeliest ids are looked at, in turn, until the filters' cut is among them.
 _WIDTHS = (64, 256, 1024)
-# Where these do not decide a row, so many of its logits are put in order before all are.
-_SORTED_FIRST = 4096
+# Where these do not decide a row, one in so many of its logits shows how many ids to put in
+# order, so that what is left out is likely to be this part of what top_p leaves out.
+_SAMPLED, _LEFT_OUT = 16, 0.9
 # Numbers that one thread's cache holds: rows are gone through in chunks of so many.
 _CHUNK = 1 << 18
 # Weights of neighbouring logits may be out of order by so much.
@@ -44,6 +45,8 @@ class _Rows:
         self._ids = torch.zeros(len(draws), dtype=torch.int64)
         params = [draw.sampling for draw in draws]
         self._ranked = {row for row, p in enumerate(params) if p.top_p < 1 or self._is_top_k(row)}
+        # Those of which top_p is known to keep more ids than are looked at before all are.
+        self._wide: set[int] = set()
         self._floored = {row for row, p in enumerate(params) if p.min_p} - self._ranked
 
     def drawn(self) -> torch.Tensor:
@@ -54,7 +57,7 @@ class _Rows:
         narrowable = self._ranked | (self._floored if pays else set())
         widths = [width for width in _WIDTHS if can_narrow(self._vocab_size, width)]
         for width in widths or [self._vocab_size]:
-            rows = sorted(narrowable & pending)
+            rows = sorted((narrowable & pending) - self._wide)
             fitting = [r for r in rows if self._top_k[r] <= width or not self._is_top_k(r)]
             pending.difference_update(self._draw_narrowed(fitting, width))
         for row in pending & self._ranked:
@@ -83,6 +86,10 @@ class _Rows:
         beyond = weights_of(near.bound.unsqueeze(1), greatest, filters.temperature).squeeze(1)
         unranked = at.counts == self._vocab_size
         decided = (at.least > near.bound) | (unranked & (beyond * _SLACK < filters.min_p))
+        # The ids that follow weigh no more than the last of these.
+        reach = weights.sum(dim=-1) + weights[:, -1] * max(_WIDTHS, default=0)
+        wide = reach * _SLACK < filters.top_p * self._totals[rows]
+        self._wide.update(rows[place] for place in _rows(wide & ~decided))
         done = _rows(decided)
         if not done:
             return []
@@ -92,19 +99,33 @@ class _Rows:
         return decided_rows
 
     def _draw_ranked(self, row: int) -> None:
-        """Draw for a row of which many ids stay: their logits are put in order."""
+        """Draw for a row of which many ids stay: so many of its logits are put in order."""
         logits, filters = self._logits[row : row + 1], self._filters.of([row])
-        most, vocab_size = int(filters.top_k), logits.shape[1]
-        # A share of top_k ids is known once all of these are.
-        first = most if most < vocab_size else min(_SORTED_FIRST, vocab_size)
-        for width in (first, most):
-            ordered = largest(logits, width)
+        values = logits[0].numpy()
+        for least in (self._likely_cut(row), -np.inf):
+            ids = np.flatnonzero(values >= least)
+            near = torch.from_numpy(values[ids]).unsqueeze(0)
+            ordered = largest(near, min(len(ids), self._top_k[row]))
             weights = weights_of(ordered, self._greatest[[row]], filters.temperature)
             at = cut(ordered, weights, self._totals[[row]], filters)
-            if bool(at.counts <= width):
+            if bool(at.counts <= ordered.shape[1]):
                 break
-        ids = torch.from_numpy(np.flatnonzero(logits.numpy() >= at.least.numpy()))
-        self._draw_from([row], logits[:, ids], ids.unsqueeze(0), at)
+        self._draw_from([row], near, torch.from_numpy(ids).unsqueeze(0), at)
+
+    def _likely_cut(self, row: int) -> float:
+        """A logit that is probably below the cut of top_p, and not far below it.
+
+        What is below the cut are many small weights, whose sum a part of them tells well; the
+        few large ones need not be among these. Where top_k cuts, the least of its ids.
+        """
+        if self._is_top_k(row):
+            return float(largest(self._logits[row : row + 1], self._top_k[row])[0, -1])
+        part = torch.from_numpy(np.sort(self._logits[row, ::_SAMPLED].numpy()))
+        filters = self._filters.of([row])
+        below = weights_of(part.unsqueeze(0), self._greatest[[row]], filters.temperature)
+        left_out = (1 - filters.top_p) * self._totals[row] * (_LEFT_OUT / _SAMPLED)
+        place = int(torch.searchsorted(below.cumsum(dim=-1)[0], left_out))
+        return float(part[min(place, len(part) - 1)])
 
     def _draw_from(self, rows: list[int], logits: torch.Tensor, ids: torch.Tensor, at: Cut) -> None:
         """Draw among some ids [R, C] of each row, all of those at least that are kept."""

@@ -71,6 +71,21 @@ def test_each_row_of_a_mixed_batch_is_drawn_as_by_definition(vocab_size):
         assert drawn(logits.clone(), logits.amax(-1), draws).tolist() == expected
 
 
+@pytest.mark.parametrize("left_out", [drawing._LEFT_OUT, 0.0, 30.0])
+def test_what_a_part_of_the_vocabulary_says_of_the_cut_changes_no_draw(left_out, monkeypatch):
+    """Also where it tells nothing, or leads too high: flat rows, and such as it is blind to."""
+    monkeypatch.setattr(drawing, "_LEFT_OUT", left_out)
+    torch.manual_seed(11)
+    flat = torch.randn(4, 40_000) * 1.5
+    blind, seen = torch.full((2, 40_000), -3.0), torch.randn(2, 40_000)
+    blind[:, :: drawing._SAMPLED] = torch.randn(2, 2_500) * 2
+    seen[:, :: drawing._SAMPLED] = -20.0
+    logits = torch.cat([flat, (flat * 4).round() / 4, blind, seen])
+    draws = [Draw(SamplingParams(top_p=0.9, seed=row), row) for row in range(len(logits))]
+    expected = [plainly_drawn(*one) for one in zip(logits, draws, strict=True)]
+    assert drawn(logits.clone(), logits.amax(-1), draws).tolist() == expected
+
+
 @pytest.mark.parametrize("vocab_size", [1000, 4099, 21_880])
 def test_narrowed_rows_have_the_largest_values_and_all_above_the_bound(vocab_size):
     rows = (torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(3)) * 2).round(
