@@ -1,8 +1,9 @@
 """The ledger in Redis.
 
-A router's open rows are a hash by request id. A day's closed rows are another, and its totals
-a third, with one field for each count: they expire by themselves. Each row is written by one
-script, so that rows and totals cannot disagree.
+A router's open rows are a hash by request id, a day's closed rows another. A tenant's totals of
+a day are a hash of their own, with one field for each count, so that nobody's question reads what
+is others'. All of a day expires by itself. Each row is written by one script, so that rows and
+totals cannot disagree.
 """
 
 import functools
@@ -37,14 +38,15 @@ end
 return 1
 """)
 
-# KEYS: closed rows of the day, its totals, open rows of the router.
-# ARGV: when rows expire, when totals do, whether only open rows are closed (1), the names of
-# the counts with commas; then for each row its request id, itself, its heading and the counts.
+# KEYS: closed rows of the day, the tenant's totals of it, open rows of the router, tenants with
+# totals of the day. ARGV: when rows expire, when totals do, whether only open rows are closed
+# (1), the tenant, the names of the counts with commas; then for each row its request id, itself,
+# its heading and the counts.
 # A row that says LOST has counted one request and one lost one, and nothing else.
 # Gives how many rows it closed.
 _CLOSE = Script(f"""
 local names = {{}}
-for name in string.gmatch(ARGV[4], '[^,]+') do names[#names + 1] = name end
+for name in string.gmatch(ARGV[5], '[^,]+') do names[#names + 1] = name end
 local only_open, closed = ARGV[3] == '1', 0
 
 local function close(at)
@@ -64,9 +66,12 @@ local function close(at)
   closed = closed + 1
 end
 
-for at = 5, #ARGV, 3 + #names do close(at) end
+for at = 6, #ARGV, 3 + #names do close(at) end
+if closed == 0 then return 0 end
+redis.call('SADD', KEYS[4], ARGV[4])
 redis.call('EXPIREAT', KEYS[1], ARGV[1])
 redis.call('EXPIREAT', KEYS[2], ARGV[2])
+redis.call('EXPIREAT', KEYS[4], ARGV[2])
 return closed
 """)
 
@@ -120,29 +125,37 @@ class RedisLedger:
     async def totals(self, days: Sequence[str], tenant: str | None) -> Totals:
         totals: dict[Heading, dict[str, int]] = {}
         for day in days:
-            async for field, count in self._fields(_totals_key(day)):
-                heading, name = _read_field(day, field)
-                if name in COUNT_NAMES and tenant in (None, heading.tenant):
-                    totals.setdefault(heading, {})[name] = int(count)
+            for each in await self._tenants(day) if tenant is None else [tenant]:
+                async for field, count in self._fields(_totals_key(day, each)):
+                    heading, name = _read_field(day, each, field)
+                    if name in COUNT_NAMES:
+                        totals.setdefault(heading, {})[name] = int(count)
         counted = {heading: Counts(**counts) for heading, counts in totals.items()}
         return {heading: counts for heading, counts in counted.items() if counts != Counts()}
 
+    async def _tenants(self, day: str) -> list[str]:
+        """Those that have totals of a day."""
+        key = _tenants_key(day)
+        found = await self._connection.call(lambda client: client.smembers(key))
+        return sorted(map(str, found))
+
     async def _close(self, rows: Iterable[UsageRow], *, only_open: bool) -> int:
         """How many of them this closed."""
-        grouped: dict[tuple[str, str], list[str | int]] = {}
+        grouped: dict[tuple[str, str, str], list[str | int]] = {}
         for row in rows:
-            entry = grouped.setdefault((row.day, row.router_id), [])
+            entry = grouped.setdefault((row.day, row.tenant, row.router_id), [])
             entry += [row.request_id, encode_row(row), _field(heading_of(row), "")]
             entry += astuple(counts_of(row))
         closed = 0
-        for (day, router_id), entries in grouped.items():
-            keys = [_rows_key(day), _totals_key(day), _open_key(router_id)]
+        for (day, tenant, router_id), entries in grouped.items():
+            keys = [_rows_key(day), _totals_key(day, tenant), _open_key(router_id)]
             kept = [
                 _end_of(day, self._retention.row_days),
                 _end_of(day, self._retention.total_days),
             ]
             names = ",".join(COUNT_NAMES)
-            args = [*kept, int(only_open), names, *entries]
+            args = [*kept, int(only_open), tenant, names, *entries]
+            keys.append(_tenants_key(day))
             closed += await self._connection.evaluate(_CLOSE, keys, args)
         return closed
 
@@ -174,8 +187,12 @@ def _rows_key(day: str) -> str:
     return f"{_LEDGER}rows:{day}"
 
 
-def _totals_key(day: str) -> str:
-    return f"{_LEDGER}totals:{day}"
+def _totals_key(day: str, tenant: str) -> str:
+    return f"{_LEDGER}totals:{day}:{tenant}"
+
+
+def _tenants_key(day: str) -> str:
+    return f"{_LEDGER}tenants:{day}"
 
 
 def _open_key(router_id: str) -> str:
@@ -189,12 +206,12 @@ def _end_of(day: str, days_after: int) -> int:
 
 
 def _field(heading: Heading, name: str) -> str:
-    """A field of a day's totals: what it is about as a line of JSON, and which count it is."""
+    """A field of a tenant's totals: what it is about as a line of JSON, and which count it is."""
     price = encode_price(heading.price) if heading.price else None
-    return json.dumps([heading.tenant, heading.model, price]) + "\n" + name
+    return json.dumps([heading.model, price]) + "\n" + name
 
 
-def _read_field(day: str, field: str) -> tuple[Heading, str]:
+def _read_field(day: str, tenant: str, field: str) -> tuple[Heading, str]:
     about, _, name = field.partition("\n")
-    tenant, model, price = json.loads(about)
+    model, price = json.loads(about)
     return Heading(day, tenant, model, decode_price(price) if price else None), name

@@ -160,10 +160,11 @@ async def test_rows_and_totals_are_kept_for_their_days_and_no_longer(redis_serve
     with redis_server.client() as client:
         ends = {name: client.expiretime(name) for name in client.scan_iter("*rows*")}
         ends |= {name: client.expiretime(name) for name in client.scan_iter("*totals*")}
+        ends |= {name: client.expiretime(name) for name in client.scan_iter("*tenants*")}
     midnight = 4_000_000_000 // 86400 * 86400
     assert ends == {
-        f"noria:{{ledger}}:{kind}:{day}": midnight + (n + 1 + days_kept) * 86400
-        for kind, days_kept in (("rows", 1), ("totals", 2))
+        f"noria:{{ledger}}:{name.format(day)}": midnight + (n + 1 + days_kept) * 86400
+        for name, days_kept in (("rows:{}", 1), ("tenants:{}", 2), ("totals:{}:search", 2))
         for n, day in enumerate(days)
     }
 
