@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import signal
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import grpc
+import pytest
 import structlog
 
 from noria.cli.supervisor import unless_died
@@ -32,6 +34,8 @@ class Asked:
         self.channel = grpc.aio.insecure_channel(target)
         self.stub = chat_pb2_grpc.ChatServiceStub(self.channel)
         self.ended, self.tasks, self.begun = {}, [], set()
+        # When each id became known here.
+        self.known = {}
 
     def ask(self, count, max_tokens):
         for _ in range(count):
@@ -42,7 +46,9 @@ class Asked:
         call = self.stub.StreamChat(request, metadata=key_of("search"), timeout=60)
         request_id = ""
         with contextlib.suppress(grpc.aio.AioRpcError):
-            request_id = dict(await call.initial_metadata())["noria-request-id"]
+            request_id = dict(await call.initial_metadata()).get("noria-request-id", "")
+            if request_id:
+                self.known[request_id] = time.monotonic()
             while await call.read() is not grpc.aio.EOF:
                 self.begun.add(request_id)
         self.ended[request_id] = await call.code()
@@ -154,3 +160,35 @@ async def test_each_request_has_one_row_though_a_router_pauses_and_is_then_kille
         )
         assert worker.state().accounts.lost.generated_tokens > 0
         await until(lambda: running.count("router 1", "ledger_rows_lost") == 2)
+
+
+@pytest.mark.soak
+async def test_killed_under_load_what_was_admitted_a_moment_before_has_its_row(
+    golden_model, script_file, tmp_path, redis_url
+):
+    """Some 50 requests/s at each router; a quarter of a second is the moment, on two busy cores."""
+    script = script_file(mean_output_tokens=20, step_seconds=0.002)
+    async with (
+        two_routers(golden_model, script, tmp_path, redis_url) as (_, children, worker, gate),
+        redis_connection(redis_url, structlog.get_logger(), timeout_s=5) as connection,
+    ):
+        ledger = RedisLedger(connection)
+        gate.let_through(10**6)
+        doomed, other = [Asked(await address(child)) for child in children]
+        for _ in range(150):
+            doomed.ask(1, max_tokens=30)
+            other.ask(1, max_tokens=30)
+            await asyncio.sleep(0.02)
+        killed_at = time.monotonic()
+        await exit_code(children[0], signal.SIGKILL)
+        await asyncio.gather(*doomed.tasks, *other.tasks)
+        old = {i for i, at in doomed.known.items() if at < killed_at - 0.25} | set(other.known)
+        rows = await until_rows(ledger, lambda seen: old <= set(seen))
+        assert max(Counter(row.request_id for row in rows).values()) == 1
+        assert set(other.ended.values()) == {grpc.StatusCode.OK}
+        missing = set(doomed.known) - {row.request_id for row in rows}
+        print(f"{len(missing)} of {len(doomed.known)} requests were too young to have a row")
+        told = sum(row.device_us for row in rows)
+        await until(
+            lambda: told + worker.state().accounts.lost.device_us == worker.state().load.busy_us
+        )
