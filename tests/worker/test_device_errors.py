@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import structlog
@@ -9,6 +10,7 @@ import torch
 
 from tests.support.engines import make_scheduler, make_sequence
 from worker.__main__ import _until_stopped
+from worker.config import WorkerConfig
 from worker.device.errors import telling_lost_device
 from worker.engine import Engine
 from worker.engine_thread import EngineThread
@@ -72,8 +74,13 @@ async def test_the_process_ends_with_the_reason():
             failed.set_result(DeviceLostError("out of memory in a step"))
             return await asyncio.wrap_future(failed)
 
+        async def ready(self):
+            await asyncio.Event().wait()
+
+    death, config = asyncio.get_running_loop().create_future(), WorkerConfig(model=Path("m"))
     with structlog.testing.capture_logs() as logs:
-        status = await _until_stopped(Worker(), asyncio.Event(), 0.0, structlog.get_logger())
+        log = structlog.get_logger()
+        status = await _until_stopped(Worker(), asyncio.Event(), death, config, log)
     assert status == 1
     assert logs == [
         {"event": "device lost", "reason": "out of memory in a step", "log_level": "error"}
