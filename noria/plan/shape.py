@@ -92,8 +92,7 @@ def _windows(config: ModelConfig) -> tuple[int | None, int]:
     """The window, and how many layers have it."""
     if not isinstance(config, DecoderConfig) or config.sliding_window is None:
         return None, 0
-    full = config.full_layers
-    windowed = config.num_layers - sum(0 <= index < config.num_layers for index in full)
+    windowed = config.num_layers - len(config.full_layers)
     return (config.sliding_window, windowed) if windowed else (None, 0)
 
 

@@ -171,6 +171,19 @@ def test_a_wrong_config_is_refused_by_its_field(change, named, tmp_path):
         read_shape(tmp_path)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "OPTForCausalLM"]
+)
+def test_no_number_of_layers_takes_time(architecture, tmp_path):
+    """What a config of some hundred bytes says must not keep a planner busy."""
+    values = {"architectures": [architecture], **_SMALL, "num_hidden_layers": 1 << 40}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    shape = read_shape(tmp_path)
+    assert shape.num_layers == 1 << 40
+    assert shape.num_parameters > 1 << 50
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\udcff"])
 def test_what_is_no_json_object_is_refused_by_its_file(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
