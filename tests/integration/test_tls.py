@@ -118,6 +118,51 @@ async def test_new_files_are_used_without_a_restart(certificates, golden_model, 
             assert await answers(second.address, new) > 0
 
 
+@pytest.mark.parametrize("renewals", [3, pytest.param(60, marks=pytest.mark.soak)])
+async def test_certificates_renewed_under_load_refuse_nobody(
+    certificates, golden_model, script_file, renewals
+):
+    """Streams go on, and whoever connects meanwhile gets in, whichever files are there."""
+    async with stack(certificates, golden_model, script_file) as running:
+        router, stop, served = running.addresses[0], asyncio.Event(), [0, 0]
+
+        async def ask_on():
+            while not stop.is_set():
+                await running.client.chat("a", max_tokens=20)
+                served[0] += 1
+
+        async def connect_anew(tls):
+            while not stop.is_set():
+                assert await answers(router, tls) > 0
+                served[1] += 1
+
+        asking = [asyncio.create_task(ask_on()) for _ in range(3)]
+        tls = certificates.client()
+        asking += [asyncio.create_task(connect_anew(tls)) for _ in range(2)]
+        for _ in range(renewals):
+            certificates.renew_leaves()
+            await asyncio.sleep(0.15)
+        stop.set()
+        await asyncio.gather(*asking)
+        assert min(served) >= renewals
+        await until(lambda: set(running.held().values()) == {0})
+
+
+async def test_strangers_at_the_port_keep_nobody_out(certificates, golden_model, script_file):
+    """Connections that say nothing, speak no TLS, or leave in the middle of a handshake."""
+    async with stack(certificates, golden_model, script_file) as running:
+        router = running.addresses[0]
+        host, _, port = router.rpartition(":")
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(60)]
+        for number, (_, writer) in enumerate(strangers):
+            writer.write([b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"][number % 3])
+        for _, writer in strangers[::2]:
+            writer.close()
+        assert await answers(router, certificates.client()) > 0
+        for _, writer in strangers:
+            writer.close()
+
+
 async def is_served(address, tls):
     return not await is_refused(address, tls)
 

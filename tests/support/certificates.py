@@ -63,7 +63,7 @@ def identified(authority, uri):
 class Fleet:
     """Two authorities: one for the services among themselves, one for clients and the router.
 
-    `renew` makes both anew and writes all files again, in place.
+    `renew` makes both anew and writes all files again, in place; one file after the other.
     """
 
     def __init__(self, folder: Path):
@@ -79,6 +79,10 @@ class Fleet:
 
     def renew(self, inner_hosts=HOSTS):
         self.inner_ca, self.outer_ca = trustme.CA(), trustme.CA()
+        self.renew_leaves(inner_hosts)
+
+    def renew_leaves(self, inner_hosts=HOSTS):
+        """Certificates and keys of the services anew, from the same authorities."""
         write(self.folder, "inner", self.inner_ca.issue_cert(*inner_hosts), self.inner_ca)
         write(self.folder, "outer", self.outer_ca.issue_cert(*HOSTS), self.outer_ca)
 
