@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from bench.gpu.conformance import CPU, NUM_BLOCKS, planned
 from tests.support.backends import triton_backend
+from tests.support.no_sync import HostSyncError, NoSync, fake_cuda
 from tests.support.tiny_families import tiny_family
 from worker.attention.base import KVCacheSpec
 from worker.attention.torch_backend import TorchBackend
@@ -123,6 +125,56 @@ def test_a_tile_has_room_for_a_position_of_any_group(group):
 def test_a_cache_that_the_kernels_could_not_read_is_refused(spec, block_size, reason):
     with pytest.raises(ValueError, match=reason):
         made(KVCacheSpec(1, 2, *spec), block_size)
+
+
+class Launches:
+    """In a kernel's place: launched with anything, it counts."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __getitem__(self, grid):
+        assert all(isinstance(size, int) for size in grid)
+        return self._launch
+
+    def _launch(self, *args, **named):
+        self.count += 1
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    found = Launches()
+    for name in ("attention_kernel", "combine_kernel", "write_kernel", "rotate_and_write_kernel"):
+        monkeypatch.setattr(triton_backend(), name, found)
+    return found
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_no_step_waits_for_the_device(launches, window):
+    """Of decodes with splits beside chunks, on tensors of which nobody can read a number."""
+    metadata = planned([(400, 1), (3, 1), (30, 11)], 16)
+    with fake_cuda():
+        device = torch.device("cuda")
+        fakes = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            for name, tensor in (
+                (field.name, getattr(metadata, field.name)) for field in fields(metadata)
+            )
+            if isinstance(tensor, torch.Tensor)
+        }
+        backend = triton_backend().TritonBackend(device)
+        backend.allocate(KVCacheSpec(1, 2, 64, torch.bfloat16), 64, 16)
+        heads = torch.empty(13, 10, 64, dtype=torch.bfloat16, device=device)
+        angles = torch.empty(13, 1, 32, device=device)
+        with NoSync():
+            backend.plan(replace(metadata, **fakes))
+            backend.write_kv(0, heads[:, :2], heads[:, :2])
+            query = backend.rotate_and_write(0, heads[:, :8], heads[:, 8:], angles, angles)
+            assert backend.attend(0, query, 0.125, window).shape == (13, 6, 64)
+            with pytest.raises(HostSyncError):
+                fakes["kv_lens"].max().item()
+    # Write, turn, split decodes, combine, chunks.
+    assert launches.count == 5
 
 
 def uninterpreted(*arguments):
