@@ -31,10 +31,13 @@ def power_of_two(count: int) -> int:
 
 
 def decode_tile(group: int, head_dim: int, itemsize: int) -> Tile:
-    """One position's `group` query heads; the keys stream past them."""
+    """One position's `group` query heads; the keys stream past them.
+
+    Of five stages the block table takes three, so that two tiles of keys are on their way.
+    """
     rows = max(MIN_ROWS, power_of_two(group))
-    wide = power_of_two(head_dim) * itemsize
-    return Tile(rows, 32 if wide > 256 else 64, num_warps=4, num_stages=3)
+    row_bytes = power_of_two(head_dim) * itemsize
+    return Tile(rows, min(64, max(16, 64 * 256 // row_bytes)), num_warps=4, num_stages=5)
 
 
 def prefill_tile(group: int, head_dim: int, itemsize: int) -> Tile:
