@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import sys
 import threading
 import time
 from collections import Counter
@@ -16,13 +17,16 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status as OtlpStatus
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import router
 from noria.reasons import Reason
 from noria.service.trace import TraceContext, new_trace, parse_traceparent
 from router import span_export
+from router.config import RouterConfig
 from router.record import RequestRecord
 from router.span_export import SpanExport
 from router.spans import request_spans
 from router.timeline import Phase
+from router.tracing import TracingMissingError, new_tracing
 from tests.router.fakes import FakeClock
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
@@ -234,3 +238,28 @@ async def test_a_collector_gets_the_spans_as_otlp_over_http():
 def test_a_context_of_zeros_is_no_trace():
     assert parse_traceparent(RequestRecord("", FakeClock()).trace.traceparent) is None
     assert isinstance(RequestRecord("", FakeClock()).trace, TraceContext)
+
+
+def config(**settings):
+    return RouterConfig(("a:1",), ("b:1",), api_key_sha256="0" * 64, **settings)
+
+
+def test_a_collector_without_its_packages_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "router.span_export", None)
+    monkeypatch.delattr(router, "span_export")
+    with pytest.raises(TracingMissingError, match=r"otlp-endpoint: .*noria\[otel\]"):
+        new_tracing(config(otlp_endpoint="http://c:4318"), "r", print, structlog.get_logger())
+    assert new_tracing(config(), "r", print, structlog.get_logger())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"otlp_endpoint": "collector:4318"}, "otlp-endpoint: http://HOST:PORT"),
+        ({"otlp_sample_ratio": 1.5}, "otlp-sample-ratio: 1.5; from 0 to 1"),
+        ({"otlp_sample_ratio": float("nan")}, "otlp-sample-ratio: nan"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, says):
+    with pytest.raises(ValueError, match=says):
+        config(**settings)
