@@ -37,21 +37,17 @@ class RowBuffer:
         else:
             self.dropped += 1
 
-    def first(self, count: int) -> tuple[list[UsageRow], list[UsageRow]]:
-        """The oldest openings and the oldest closings, at most so many each; they stay."""
-        return _first(self._openings, count), _first(self._closings, count)
+    def openings(self, count: int) -> list[UsageRow]:
+        """The oldest ones, at most so many; they stay."""
+        return list(islice(self._openings.values(), count))
 
-    def written(self, openings: Sequence[UsageRow], closings: Sequence[UsageRow]) -> None:
+    def closings(self, count: int) -> list[UsageRow]:
+        """The oldest ones, at most so many; they stay."""
+        return list(islice(self._closings.values(), count))
+
+    def written(self, rows: Sequence[UsageRow]) -> None:
         """These are in the store; whatever came in their places meanwhile is not."""
-        _remove(self._openings, openings)
-        _remove(self._closings, closings)
-
-
-def _first(rows: dict[str, UsageRow], count: int) -> list[UsageRow]:
-    return list(islice(rows.values(), count))
-
-
-def _remove(waiting: dict[str, UsageRow], rows: Sequence[UsageRow]) -> None:
-    for row in rows:
-        if waiting.get(row.request_id) is row:
-            del waiting[row.request_id]
+        for row in rows:
+            for waiting in (self._openings, self._closings):
+                if waiting.get(row.request_id) is row:
+                    del waiting[row.request_id]

@@ -1,13 +1,17 @@
 """Writes rows to the store, beside the requests and never in their way.
 
-Rows go out as soon as they come; while one batch is on its way the next one gathers. While the
-store is away they wait in the buffer.
+Rows go out as soon as they come; while one batch is on its way the next one gathers. Openings
+never wait for closings: a router that is killed takes those with it that were not written yet.
+While the store is away all wait in the buffer.
 """
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
+from noria.service.tasks import all_of
 from router.ledger.buffer import RowBuffer
 from router.ledger.row import UsageRow
 from router.store.base import StoreUnavailableError
@@ -22,6 +26,15 @@ _MAX_DELAY_S = 1.0
 Tell = Callable[[str, dict[str, int]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Rows of one kind: the `first` so many of those that wait, and where they go."""
+
+    first: Callable[[int], list[UsageRow]]
+    write: Callable[[Sequence[UsageRow]], Awaitable[None]]
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class LedgerWriter:
     """One router's way to the ledger. `tell` hears once when the store falls away, when the
     buffer first overflows, and when all has been written again.
@@ -31,7 +44,10 @@ class LedgerWriter:
         self._store = store
         self._tell = tell
         self._buffer = RowBuffer(max_rows)
-        self._news = asyncio.Event()
+        self._lanes = (
+            _Lane(self._buffer.openings, store.open),
+            _Lane(self._buffer.closings, store.close),
+        )
         self._behind = False
         self._told_dropped = 0
 
@@ -47,54 +63,54 @@ class LedgerWriter:
 
     def open(self, row: UsageRow) -> None:
         self._buffer.open(row)
-        self._news.set()
+        self._lanes[0].news.set()
 
     def close(self, row: UsageRow) -> None:
         self._buffer.close(row)
-        self._news.set()
+        self._lanes[1].news.set()
         if self.dropped and not self._told_dropped:
             self._told_dropped = self.dropped
             self._tell("ledger_overflow", {"waiting": self.waiting})
 
     async def run(self) -> None:
         """Write what comes until cancelled; what a cancelled write had begun is written again."""
+        await all_of(*map(self._keep_writing, self._lanes))
+
+    async def flush(self, timeout_s: float) -> int:
+        """Write what waits, for so long at most; how many rows are left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.waiting:
+                    written = [await self._write_batch(lane) for lane in self._lanes]
+                    if not all(written):
+                        await asyncio.sleep(_FIRST_DELAY_S)
+        return self.waiting
+
+    async def _keep_writing(self, lane: "_Lane") -> None:
         delay = _FIRST_DELAY_S
         while True:
-            await self._news.wait()
-            if await self.write_batch():
+            await lane.news.wait()
+            if await self._write_batch(lane):
                 delay = _FIRST_DELAY_S
                 continue
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, _MAX_DELAY_S)
 
-    async def flush(self, timeout_s: float) -> int:
-        """Write what waits, for so long at most; how many rows are left."""
+    async def _write_batch(self, lane: "_Lane") -> bool:
+        """Write the oldest rows of a lane; whether the store took them."""
+        lane.news.clear()
+        rows = lane.first(BATCH)
         try:
-            async with asyncio.timeout(timeout_s):
-                while self.waiting:
-                    if not await self.write_batch():
-                        await asyncio.sleep(_FIRST_DELAY_S)
-        except TimeoutError:
-            pass
-        return self.waiting
-
-    async def write_batch(self) -> bool:
-        """Write the oldest rows; whether the store took them."""
-        self._news.clear()
-        openings, closings = self._buffer.first(BATCH)
-        try:
-            if openings:
-                await self._store.open(openings)
-            if closings:
-                await self._store.close(closings)
+            if rows:
+                await lane.write(rows)
         except StoreUnavailableError:
-            self._news.set()
+            lane.news.set()
             self._fall_behind()
             return False
-        self._buffer.written(openings, closings)
-        if self.waiting:
-            self._news.set()
-        else:
+        self._buffer.written(rows)
+        if lane.first(1):
+            lane.news.set()
+        if not self.waiting:
             self._catch_up()
         return True
 

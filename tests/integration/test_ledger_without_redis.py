@@ -49,6 +49,7 @@ async def test_rows_wait_and_are_written_once_it_is_back(
             asked |= await going
             asked |= await ask(replicas, 20)
             assert sum(router.state().ledger_waiting for router in replicas.routers) >= 20
+            await until(lambda: any(line["event"] == "ledger_behind" for line in lines))
             redis_server.thaw() if stop == "freeze" else redis_server.start()
             asked |= await ask(replicas, 10)
             await replicas.at_rest()

@@ -17,20 +17,24 @@ def closing(number):
     return replace(row(number), outcome=SERVED)
 
 
+def both(buffer):
+    return buffer.openings(9), buffer.closings(9)
+
+
 def test_a_closing_takes_the_place_of_its_waiting_opening():
     buffer = RowBuffer(10)
     buffer.open(row(1))
     buffer.close(closing(1))
-    assert buffer.first(9) == ([], [closing(1)])
+    assert both(buffer) == ([], [closing(1)])
 
 
 def test_an_opening_that_is_being_written_does_not_take_its_closing_along():
     buffer = RowBuffer(10)
     buffer.open(row(1))
-    openings, closings = buffer.first(9)
+    being_written = buffer.openings(9)
     buffer.close(closing(1))
-    buffer.written(openings, closings)
-    assert buffer.first(9) == ([], [closing(1)])
+    buffer.written(being_written)
+    assert both(buffer) == ([], [closing(1)])
 
 
 def test_openings_give_way_to_closings():
@@ -40,7 +44,7 @@ def test_openings_give_way_to_closings():
     assert len(buffer) == 2
     for number in (7, 8):
         buffer.close(closing(number))
-    assert buffer.first(9) == ([], [closing(7), closing(8)])
+    assert both(buffer) == ([], [closing(7), closing(8)])
     assert buffer.dropped == 0
     buffer.close(closing(9))
     assert (len(buffer), buffer.dropped) == (2, 1)
@@ -62,13 +66,12 @@ def test_every_closing_is_written_or_counted_as_dropped(script, bound):
             closed.append(number)
             buffer.close(closing(number))
         elif act == "write":
-            openings, closings = buffer.first(2)
-            buffer.written(openings, closings)
-            written += closings
+            rows = buffer.closings(2)
+            buffer.written([*buffer.openings(2), *rows])
+            written += rows
         assert len(buffer) <= bound
-    while buffer.first(9)[1]:
-        openings, closings = buffer.first(9)
-        written += closings
-        buffer.written(openings, closings)
+    while rows := buffer.closings(9):
+        written += rows
+        buffer.written(rows)
     assert len(written) + buffer.dropped == len(closed)
     assert len({row.request_id for row in written}) == len(written)

@@ -99,3 +99,19 @@ async def test_a_flush_gives_up_in_time_and_says_what_is_left(store, told):
     store.away = "before"
     writer.close(closing(1))
     assert await writer.flush(0.05) == 1
+
+
+async def test_an_opening_does_not_wait_for_a_closing_that_is_being_written(told):
+    class Slow(MemoryLedger):
+        async def close(self, rows):
+            await asyncio.Event().wait()
+
+    store = Slow()
+    writer = LedgerWriter(store, lambda event, figures: told.append(event))
+    running = asyncio.create_task(writer.run())
+    writer.close(closing(1))
+    await asyncio.sleep(0)
+    writer.open(row(2))
+    await until(lambda: writer.waiting == 1)
+    assert await store.open_rows("r") == [row(2)]
+    running.cancel()
