@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import structlog
 from prometheus_client.core import Metric
@@ -16,7 +17,22 @@ from noria.service.tls_files import TlsFileError, TlsMaterial, TlsSource
 
 POLL_S = 1.0
 WARN_AHEAD_S = 14 * 24 * 3600.0
+# Of a certificate that does not live that long, the last part of its life.
+_WARN_PART = 1 / 3
 _WARN_EVERY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """From when until when a certificate is valid, in seconds since the epoch."""
+
+    begins_at: float
+    ends_at: float
+
+    @property
+    def warn_ahead_s(self) -> float:
+        """How long before its end that is to be told."""
+        return min(WARN_AHEAD_S, (self.ends_at - self.begins_at) * _WARN_PART)
 
 
 class TlsWatch(Collector):
@@ -34,7 +50,7 @@ class TlsWatch(Collector):
         self._sources = {side: source for side, source in sources.items() if source is not None}
         self._log = log
         self._wall_clock = wall_clock
-        self._known: dict[str, tuple[TlsMaterial, float | None]] = {}
+        self._known: dict[str, tuple[TlsMaterial, Validity | None]] = {}
         self._warned: dict[str, tuple[TlsMaterial, float]] = {}
 
     @contextlib.asynccontextmanager
@@ -64,12 +80,13 @@ class TlsWatch(Collector):
             self._log.error("tls_files_refused", side=side, reason=str(error))
 
     def warn(self) -> None:
-        """Log once a day what has expired or will within two weeks."""
+        """Log once a day what has expired or soon will."""
         now = self._wall_clock()
-        for side, left_s in self.seconds_left().items():
-            material = self._sources[side].material
+        for side, validity in self._validities().items():
+            material, left_s = self._sources[side].material, validity.ends_at - now
             warned, at = self._warned.get(side, (None, 0.0))
-            if left_s > WARN_AHEAD_S or (warned is material and now - at < _WARN_EVERY_S):
+            was_told = warned is material and now - at < _WARN_EVERY_S
+            if left_s > validity.warn_ahead_s or was_told:
                 continue
             self._warned[side] = (material, now)
             if left_s > 0:
@@ -80,22 +97,25 @@ class TlsWatch(Collector):
     def seconds_left(self) -> dict[str, float]:
         """How long each side's certificate is still valid; below 0 once it is not."""
         now = self._wall_clock()
-        expiries = {side: self._expires_at(side) for side in self._sources}
-        return {side: at - now for side, at in expiries.items() if at is not None}
+        return {side: validity.ends_at - now for side, validity in self._validities().items()}
 
-    def _expires_at(self, side: str) -> float | None:
+    def _validities(self) -> dict[str, Validity]:
+        found = {side: self._validity(side) for side in self._sources}
+        return {side: validity for side, validity in found.items() if validity is not None}
+
+    def _validity(self, side: str) -> Validity | None:
         material = self._sources[side].material
         if material.cert is None:
             return None
-        known, at = self._known.get(side, (None, None))
+        known, validity = self._known.get(side, (None, None))
         if known is not material:
-            at = self._read_expiry(side, material.cert)
-            self._known[side] = (material, at)
-        return at
+            validity = self._read_validity(side, material.cert)
+            self._known[side] = (material, validity)
+        return validity
 
-    def _read_expiry(self, side: str, cert: bytes) -> float | None:
+    def _read_validity(self, side: str, cert: bytes) -> Validity | None:
         try:
-            return expires_at(cert)
+            return validity_of(cert)
         except ValueError:
             # OpenSSL took it, and so does whoever connects.
             self._log.warning("certificate_expiry_unknown", side=side)
@@ -115,12 +135,11 @@ def expiry_gauge(seconds_left: Mapping[str, float]) -> Metric:
     )
 
 
-def expires_at(pem: bytes) -> float:
-    """When the first of these certificates expires, in seconds since the epoch."""
+def validity_of(pem: bytes) -> Validity:
+    """That of the certificate, of those in the file, that ends first. Raises ValueError."""
     # Here, since a service without TLS does not need it, and it takes its time.
     from cryptography import x509
 
-    return min(
-        certificate.not_valid_after_utc.timestamp()
-        for certificate in x509.load_pem_x509_certificates(pem)
-    )
+    first = min(x509.load_pem_x509_certificates(pem), key=lambda each: each.not_valid_after_utc)
+    begins, ends = first.not_valid_before_utc, first.not_valid_after_utc
+    return Validity(begins.timestamp(), ends.timestamp())

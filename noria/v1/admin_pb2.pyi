@@ -40,7 +40,7 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_MISMATCHED: _WorkerState.ValueType  # 6
     """Its vocabulary is not its tokenizer's, or it has no tokenizer."""
     WORKER_STATE_UNREACHABLE: _WorkerState.ValueType  # 7
-    """It is not connected."""
+    """It is not connected, or still loads."""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
     """WorkerState says whether a worker is given requests, and why not."""
@@ -59,7 +59,7 @@ WORKER_STATE_SILENT: WorkerState.ValueType  # 5
 WORKER_STATE_MISMATCHED: WorkerState.ValueType  # 6
 """Its vocabulary is not its tokenizer's, or it has no tokenizer."""
 WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 7
-"""It is not connected."""
+"""It is not connected, or still loads."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 class _BreakerState:

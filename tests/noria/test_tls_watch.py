@@ -11,7 +11,7 @@ from prometheus_client.registry import CollectorRegistry
 from noria.service import tls_watch
 from noria.service.tls_files import TlsFiles, TlsSource
 from noria.service.tls_watch import TlsWatch
-from tests.support.certificates import HOSTS, expiring_in, write
+from tests.support.certificates import HOSTS, expiring_in, identified, write
 from tests.support.waiting import until
 
 DAY = 24 * 3600
@@ -51,6 +51,22 @@ def test_what_expires_within_two_weeks_is_logged_once_a_day(tmp_path, authority,
     assert len(lines) == (2 if events else 1)
 
 
+def test_a_certificate_that_lives_for_days_is_warned_of_in_the_last_third_of_its_life(
+    tmp_path, authority
+):
+    """Certificates that are renewed every day do not fill the log."""
+    for file, content in zip(("a.pem", "a.key"), identified(authority, "spiffe://x"), strict=True):
+        (tmp_path / file).write_bytes(content)
+    source, now = TlsSource(TlsFiles(None, tmp_path / "a.pem", tmp_path / "a.key")), [time.time()]
+    with structlog.testing.capture_logs() as lines:
+        watch = TlsWatch({"server": source}, structlog.get_logger(), lambda: now[0])
+        watch.warn()
+        assert not lines
+        now[0] += DAY * 2 / 3
+        watch.warn()
+    assert [line["event"] for line in lines] == ["certificate_expires"]
+
+
 async def test_the_metric_tells_what_is_left_and_follows_the_files(
     source, authority, tmp_path, monkeypatch
 ):
@@ -80,7 +96,7 @@ def test_a_certificate_whose_expiry_cannot_be_read_is_served_and_said_once(sourc
     def fail(pem):
         raise ValueError
 
-    monkeypatch.setattr(tls_watch, "expires_at", fail)
+    monkeypatch.setattr(tls_watch, "validity_of", fail)
     with structlog.testing.capture_logs() as lines:
         watch = TlsWatch({"server": source}, structlog.get_logger())
         assert watch.seconds_left() == watch.seconds_left() == {}
