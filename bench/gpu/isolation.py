@@ -74,4 +74,4 @@ def _end(process: Any) -> None:
     process.join(5)
     if process.is_alive():
         process.kill()
-        process.join()
+        process.join(5)

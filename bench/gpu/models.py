@@ -1,6 +1,5 @@
 """The engine as a whole: graphs against eager steps, and tokens per second of an 8B shape."""
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -126,10 +125,7 @@ class Served:
             max_num_batched_tokens=limits.max_num_batched_tokens, max_model_len=load.longest,
             enable_prefix_caching=False,
         )  # fmt: skip
-        ahead = 1 if setting.is_cuda else 0
-        self._engine = Engine(
-            scheduler, self._runner, look_ahead=max(1, load.batch), steps_ahead=ahead
-        )
+        self._engine = Engine(scheduler, self._runner, look_ahead=max(1, load.batch), steps_ahead=1)
         self._vocab = model.config.vocab_size
 
     def submit(self, number: int, context: int, max_tokens: int) -> None:
@@ -212,10 +208,6 @@ def _paced(
         return _decode_row(spec, load, weight_bytes, itemsize, paces[0])
 
     yield attempt("engine", f"{label}, decode", decode)
-    # The cache goes before the next one is taken.
-    gc.collect()
-    if setting.is_cuda:
-        torch.cuda.empty_cache()
     if paces:
         tokens = load.batch * load.context
         flops = 2 * tokens * weight_bytes / itemsize

@@ -15,6 +15,7 @@ from bench.gpu.setting import (
     seconds_of,
 )
 from worker.attention.base import AttentionBackend, KVCacheSpec
+from worker.attention.selection import Machine
 
 Part = Callable[[Setting], Iterator[Row]]
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-4}
@@ -23,10 +24,21 @@ _REPEATS = 20
 
 def found(setting: Setting) -> Iterator[Row]:
     """What there is: the device, the libraries, each backend with the reason against it."""
-    name = torch.cuda.get_device_name(setting.device) if setting.is_cuda else "a CPU"
-    yield Row("found", f"torch {torch.__version__}", note=name)
+    yield Row("found", f"torch {torch.__version__}", note=_device(setting))
+    yield Row("found", f"triton {Machine.of(setting.device).installed('triton')}")
     for backend, reason in present(setting).items():
         yield Row("found", backend, SKIPPED if reason else OK, note=reason)
+
+
+def _device(setting: Setting) -> str:
+    if not setting.is_cuda:
+        return "a CPU"
+    about = torch.cuda.get_device_properties(setting.device)
+    return (
+        f"{about.name}, compute capability {about.major}.{about.minor}, "
+        f"{about.multi_processor_count} multiprocessors, {about.total_memory >> 30} GiB, "
+        f"CUDA {torch.version.cuda}"
+    )
 
 
 def ceilings(setting: Setting) -> Iterator[Row]:

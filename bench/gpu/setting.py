@@ -1,5 +1,6 @@
 """Where the parts run, and which backends there are."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,8 +46,12 @@ class Setting:
 
     @property
     def free_bytes(self) -> int:
-        """Of the device; of a host, more than a tiny form takes."""
-        return torch.cuda.mem_get_info(self.device)[0] if self.is_cuda else 1 << 30
+        """Of the device, what nobody uses any more included; of a host, enough to be tiny."""
+        if not self.is_cuda:
+            return 1 << 30
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.device)[0]
 
 
 def demand(setting: Setting, dtype: torch.dtype | None = None) -> Demand:

@@ -3,13 +3,17 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bench.gpu import models, parts
 from bench.gpu.__main__ import TASKS, here, main, run_all
 from bench.gpu.isolation import Task, isolated
 from bench.gpu.rows import FAILED, OK, SKIPPED, Ceilings, Row, Unfit, attempt, line, table
+from bench.gpu.setting import Setting, seconds_of
 from worker.attention.selection import GPU_BACKENDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,3 +166,74 @@ def test_rates_stand_beside_the_ceilings_of_the_same_run():
     assert table(rows).splitlines()[-1] == told
     assert "1000 GB/s (25%)" in line(rows[2], Ceilings.among(rows))
     assert "4000 GB/s" in table(rows)
+
+
+class Pretended(Setting):
+    """A CPU that says it is a GPU."""
+
+    is_cuda = True
+
+
+class Graph:
+    replays = 0
+
+    def replay(self):
+        Graph.replays += 1
+
+
+class Event:
+    """Milliseconds apart."""
+
+    def __init__(self, *, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 30.0
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """torch.cuda as far as the parts ask for it, over the CPU."""
+    about = SimpleNamespace(
+        name="Card", major=9, minor=0, multi_processor_count=132, total_memory=141 << 30
+    )
+    stubs = {
+        "synchronize": lambda: None, "empty_cache": lambda: None, "CUDAGraph": Graph,
+        "graph": lambda graph: nullcontext(), "Event": Event,
+        "mem_get_info": lambda device: (1 << 30, 2 << 30),
+        "get_device_properties": lambda device: about,
+    }  # fmt: skip
+    for name, stub in stubs.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", stub)
+    Graph.replays = 0
+    return Pretended.of("cpu", True, 60)
+
+
+def test_on_a_gpu_the_time_is_that_of_replays(pretended):
+    ran = []
+    assert seconds_of(pretended, lambda: ran.append(1), 10) == pytest.approx(0.003)
+    # Once to warm up, once to be captured.
+    assert (len(ran), Graph.replays) == (2, 11)
+
+
+def test_the_parts_ask_nothing_of_a_gpu_that_torch_does_not_have(pretended):
+    """Every row of these on a CPU that says it is a GPU."""
+    rows = [*parts.found(pretended), *parts.ceilings(pretended), *parts.layer(pretended)]
+    assert [row for row in rows if row.outcome == FAILED] == []
+    assert rows[0].note.startswith("Card, compute capability 9.0, 132 multiprocessors, 141 GiB")
+    assert {row.seconds for row in rows if row.part == "ceilings"} == {0.003}
+    assert any(row.part == "layer" and row.outcome == OK for row in rows)
+
+
+def test_what_does_not_fit_on_the_gpu_is_named(pretended, monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1000, 2000))
+    rows = list(parts.layer(pretended))
+    assert {row.outcome for row in rows} == {SKIPPED}
+    assert "bytes of keys and values, 1,000 are free" in rows[0].note
+    assert next(iter(models.engine(pretended))).note.endswith("bytes of weights, 1,000 are free")
