@@ -19,7 +19,8 @@ from noria.service.tls_flags import (
     take_client_tls,
     take_server_tls,
 )
-from router.app import Router, running_router
+from router.app import running_router
+from router.assembly import Router
 from router.config import RouterConfig
 from router.keys_format import KeysFormatError
 from router.ledger.prices import PricesError

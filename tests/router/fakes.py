@@ -21,7 +21,8 @@ from noria.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from router.app import Router, running_router
+from router.app import running_router
+from router.assembly import Router
 from router.config import RouterConfig
 from tests.support.canary import API_KEY, CANARY, look
 

@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from noria.service.tasks import keep_running
-from router import app, connection, worker_sessions
+from router import assembly, connection, worker_sessions
+from router.access import Access
 from router.keys_file import KeysFile
 from router.loops import Loops
 from router.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ LOOPS = {
     "tokenizer session": (Tokenizer, "run", 6),
     "writer": (connection, "_write_all", 4),
     "health": (Loops, "report_health", 2),
-    "keys": (Loops, "follow_keys", 4),
+    "keys": (Access, "follow_file", 4),
     "ticks": (Loops, "tick", 2),
 }
 # These wait for time alone: they come to each await whatever happens.
@@ -38,7 +39,7 @@ BY_TIME = {"keys", "ticks"}
 @pytest.fixture
 def keys_file(tmp_path, monkeypatch):
     """A keys file; loops that end are begun again at once, sessions connected again soon."""
-    for module in (app, worker_sessions):
+    for module in (assembly, worker_sessions):
         monkeypatch.setattr(module, "keep_running", functools.partial(keep_running, pause_s=0.01))
     monkeypatch.setattr(connection, "_MAX_DELAY_S", 0.05)
     path = tmp_path / "keys.toml"
@@ -93,7 +94,7 @@ async def test_keys_read_by_a_loop_that_was_cancelled_are_read_again(keys_file, 
         write(keys_file, KEY, "another")
         await until(reading.is_set)
         for task in asyncio.all_tasks():
-            if task.get_coro().__qualname__ == "Loops.follow_keys":
+            if task.get_coro().__qualname__ == "Access.follow_file":
                 task.cancel()
         go_on.set()
         await taken_over(setup, "another")

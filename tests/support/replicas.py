@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 
 from noria.v1 import chat_pb2, chat_pb2_grpc, common_pb2
-from router.app import Router, running_router
+from router.app import running_router
+from router.assembly import Router
 from router.config import RouterConfig
 from router.ledger.row import UsageRow
 from router.store.opened import Store

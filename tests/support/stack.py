@@ -9,7 +9,8 @@ from pathlib import Path
 from prometheus_client import generate_latest
 
 from noria import AsyncClient
-from router.app import Router, running_router
+from router.app import running_router
+from router.assembly import Router
 from router.config import RouterConfig
 from tests.support.canary import API_KEY, look
 from tests.support.worker_client import record_steps
