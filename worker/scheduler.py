@@ -186,7 +186,9 @@ class Scheduler:
         """
         if not self._admit():
             return None
-        batch = [s for s in self._running if not will_end(s, self.max_model_len)]
+        batch = list(self._running)
+        if self.is_in_flight:
+            batch = [s for s in batch if not will_end(s, self.max_model_len)]
         shares = self._share_budget(batch)
         if self.is_in_flight and not self._can_look_ahead(batch, shares):
             return None
@@ -194,8 +196,6 @@ class Scheduler:
         if not entries:
             return None
         self._step += 1
-        for entry in entries:
-            self._launch(self._live[entry.sequence_id], entry)
         num_tokens = sum(len(entry.token_ids) for entry in entries)
         if num_tokens > len(entries):
             entries.sort(key=lambda entry: entry.num_tokens > 1)
@@ -302,8 +302,10 @@ class Scheduler:
         left = self.max_num_batched_tokens - len(batch)
         shares = []
         for sequence in batch:
-            more = min(sequence.num_uncomputed_tokens - 1, left)
-            left -= more
+            more = sequence.num_uncomputed_tokens - 1
+            if more:
+                more = min(more, left)
+                left -= more
             shares.append(1 + more)
         return shares
 
@@ -314,21 +316,23 @@ class Scheduler:
         missing = map(self._tables.num_missing, batch, shares)
         return sum(missing) <= self.pool.num_free
 
-    def _launch(self, sequence: Sequence, entry: ScheduledSequence) -> None:
-        sequence.last_step = self._step
-        sequence.num_computed_tokens = entry.end
-        sequence.num_pending_tokens += entry.draw is not None
-
     def _take_blocks(self, batch: Ids[Sequence], shares: Ids[int]) -> list[ScheduledSequence]:
-        """Give blocks out in order of precedence; whoever is last gives way when they run out."""
-        entries = []
+        """Give blocks out in order of precedence; whoever is last gives way when they run out.
+
+        Those who get theirs are in the next step from here on.
+        """
+        entries, step = [], self._step + 1
         for sequence, share in zip(batch, shares, strict=True):
             if sequence.status is not SequenceStatus.RUNNING:
                 break
             missing = self._tables.num_missing(sequence, share)
             if missing and not self._make_room(sequence, missing):
                 break
-            entries.append(scheduled(sequence, share))
+            entry = scheduled(sequence, share)
+            sequence.last_step = step
+            sequence.num_computed_tokens += share
+            sequence.num_pending_tokens += entry.draw is not None
+            entries.append(entry)
         return entries
 
     def _make_room(self, sequence: Sequence, missing: int) -> bool:
@@ -353,8 +357,10 @@ class Scheduler:
     def _book(
         self, sequence: Sequence, entry: ScheduledSequence, result: StepResult
     ) -> SequenceUpdate:
-        kv_tokens, kv_blocks = entry.end, self.pool.blocks_for(entry.end)
-        self._tables.publish(sequence, entry.first_position, entry.end)
+        kv_tokens = entry.end
+        kv_blocks = self.pool.blocks_for(kv_tokens)
+        if kv_tokens // self.pool.block_size > entry.first_position // self.pool.block_size:
+            self._tables.publish(sequence, entry.first_position, kv_tokens)
         if self._waiting.num_aside and kv_tokens >= len(sequence.prompt_token_ids):
             self._waiting.call_siblings(sequence.sequence_id)
         scores = result.prompt_logprobs[entry.sequence_id] if entry.scoring else None
