@@ -44,6 +44,32 @@ def test_weights_activations_workspace_and_kv_are_what_may_be_taken_of_a_card():
     assert taken <= held.kv_bytes < taken + 16 * 57_344
 
 
+def test_the_values_of_a_step_are_counted_by_position_and_its_logits_by_sequence():
+    """Bytes of fp16 for 10 positions, and fp32 logits twice for each of them that is sampled."""
+    held = capacity(QWEN_7B, Card("c", 80 * GIB), replace(SETTINGS, max_num_batched_tokens=10))
+    values = 2 * 3584 + (2 * 28 + 2 * 4) * 128 + 3 * 18944
+    assert held.activations == 10 * values * 2 + 2 * 10 * 152064 * 4
+
+
+def test_prompts_take_the_arithmetic_of_their_parameters_and_of_their_pairs():
+    """40 % of it: 2 operations a parameter, and 2 a layer, head value and position seen on average
+    for scores and again for values.
+    """
+    held = capacity(QWEN_7B, Card("c", 80 * GIB, flops=1e14), SETTINGS)
+    pairs = 2 * (28 * 28 * 128) * 1000
+    expected = 0.4 * 1e14 / (2 * 7_615_616_512 + pairs)
+    assert held.prefill_tokens_per_s(1000) == pytest.approx(expected)
+
+
+def test_a_given_cache_is_that_of_each_worker_on_one_computer():
+    card = this_computer(HostMemory(200 * GIB, 100 * GIB, "MemAvailable"))
+    weights = capacity(QWEN_7B, card, SETTINGS).weight_bytes
+    two = replace(SETTINGS, workers=2, kv_cache_memory_bytes=50 * GIB - weights)
+    assert capacity(QWEN_7B, card, two).kv_bytes == 50 * GIB - weights
+    with pytest.raises(DoesNotFitError, match="kv_cache_memory_bytes"):
+        capacity(QWEN_7B, card, replace(two, kv_cache_memory_bytes=50 * GIB - weights + 1))
+
+
 def test_a_chat_counts_for_whole_blocks():
     held = replace(capacity(OPT_13B, Card("c", 80 * GIB), SETTINGS), num_blocks=10)
     assert (held.chats_at_once(16), held.chats_at_once(17), held.chats_at_once(161)) == (10, 5, 0)

@@ -4,6 +4,7 @@ Logits within 1e-3 absolute and 1e-4 on average of transformers' own, in fp32.
 """
 
 import importlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +35,7 @@ from tests.support.tiny_models import Forward, edit_config, randomised, schedule
 from worker.model_runner import ModelRunner
 from worker.models.loader import open_checkpoint
 from worker.models.transformers_checkpoint import TransformersCheckpoint, _check_windows
-from worker.models.transformers_model import paged_attention
+from worker.models.transformers_model import AttentionCall, _checked, paged_attention
 from worker.models.weights import WeightsError
 
 PROMPT = [(index * 37 + 11) % VOCAB for index in range(41)]
@@ -180,6 +181,12 @@ def test_what_is_no_paged_causal_attention_is_refused(kind, config, words, tmp_p
         ("vision_config", {"hidden_size": 8}),
         ("attention_chunk_size", 8192),
         ("use_bidirectional_attention", True),
+        ("use_alibi", True),
+        ("is_causal", False),
+        ("num_kv_shared_layers", 2),
+        ("attn_logit_softcapping", 50.0),
+        ("text_config", {"hidden_size": 8}),
+        ("audio_config", {"hidden_size": 8}),
     ],
 )
 def test_what_our_side_would_have_to_honour_is_refused_by_name(field, value, tmp_path):
@@ -230,13 +237,35 @@ def test_a_window_that_attention_is_not_told_is_refused():
         ({"attention_mask": torch.zeros(1, 1, 2, 2)}, "attention_mask = a tensor"),
         ({"is_causal": False}, "is_causal = False"),
         ({"some_new_argument": 3}, "some_new_argument = 3"),
+        ({"value": torch.ones(1, 2, 2, 8)}, r"value heads = \(2, 2, 8\)"),
     ],
 )
 def test_what_a_layer_asks_of_attention_beside_scale_and_window_is_refused(arguments, words):
     module, heads = torch.nn.Module(), torch.ones(1, 2, 2, 4)
-    given = {"attention_mask": None, "position_ids": torch.zeros(1, 2)} | arguments
+    given = {"attention_mask": None, "position_ids": torch.zeros(1, 2), "value": heads} | arguments
     with pytest.raises(ConfigError, match=f"Module asks of attention: {words}"):
-        paged_attention(module, heads, heads, heads, **given)
+        paged_attention(module, heads, heads, **given)
+
+
+def call(layer, **changes):
+    """What a layer of two KV heads of 16 asks for."""
+    return replace(AttentionCall(layer, 4, 2, 16, torch.float32, 0.25, None), **changes)
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ([], "does not use the interface"),
+        ([call(0), call(0)], r"attend in the order \[0, 0\], not once each"),
+        ([call(1), call(0)], r"attend in the order \[1, 0\]"),
+        ([call(0), call(1, num_kv_heads=4)], "K and V of different shapes"),
+        ([call(0), call(1, head_dim=32)], "K and V of different shapes"),
+    ],
+)
+def test_layers_that_share_or_differ_in_keys_and_values_are_refused(calls, words):
+    assert _checked([call(0), call(1, window=9)])
+    with pytest.raises(ConfigError, match=words):
+        _checked(calls)
 
 
 def test_a_model_that_does_more_than_attention_is_found_by_its_logits(tmp_path, monkeypatch):
