@@ -127,6 +127,14 @@ def test_gguf_files_give_the_same_logits(case, tmp_path):
     assert_close(chunks(ours, 16), expected(theirs, PROMPT))
 
 
+def test_biases_of_a_gguf_file_are_those_that_it_holds(tmp_path):
+    """Qwen3's config has a switch for them, its GGUF metadata have none."""
+    theirs = tiny_family("qwen3", attention_bias=True)
+    write_gguf(tmp_path / "m.gguf", theirs, architecture="qwen3")
+    ours = open_checkpoint(tmp_path / "m.gguf").load()
+    assert_close(chunks(ours, 16), expected(theirs, PROMPT))
+
+
 def test_gguf_files_list_the_factors_of_llama3(tmp_path):
     """llama.cpp's converter writes what each frequency is divided by as a tensor."""
     theirs = tiny_family("llama, llama3 rope")

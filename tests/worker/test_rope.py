@@ -29,7 +29,7 @@ CASES = {
     "yarn, its bounds": (
         "Qwen3ForCausalLM",
         Qwen3Config,
-        {"rope_type": "yarn", **QWEN, "beta_fast": 20, "beta_slow": 2.2},
+        {"rope_type": "yarn", **QWEN, "beta_fast": 20, "beta_slow": 2.1},
     ),
     "yarn, its magnitude": (
         "Qwen3ForCausalLM",
