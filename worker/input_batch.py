@@ -63,6 +63,8 @@ def _pending(
     token_ids: Ints, starts: Ints, scheduled: Sequence[ScheduledSequence]
 ) -> dict[int, int]:
     positions = np.flatnonzero(token_ids == PENDING_TOKEN)
+    if not len(positions):
+        return {}
     rows = np.searchsorted(starts, positions, side="right") - 1
     return {int(at): scheduled[row].sequence_id for at, row in zip(positions, rows, strict=True)}
 
