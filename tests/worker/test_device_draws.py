@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.device.draws import draw
+from worker.device.draws import draw, places
 from worker.device.link import HostLink
 from worker.device.told import described, told
 from worker.logit_controls import adjust
@@ -105,3 +105,11 @@ def test_where_nothing_is_likely_the_lowest_id_that_is_not_barred_comes(params):
     logits = torch.full((2, 6), -math.inf)
     assert [token.token_id for token in on_device(logits, draws)] == [0, 2]
     assert_alike(on_device(logits, draws), sample(logits, draws))
+
+
+def test_a_sum_that_is_off_where_nothing_was_added_draws_nothing_excluded():
+    """As parallel sums may be: up, and down again."""
+    weights = torch.tensor([[0.0, 0.3, 0.0, 0.0, 0.7, 0.0]])
+    cumulative = torch.tensor([[0.1, 0.3, 0.5, 0.2, 1.0, 1.1]])
+    for target, expected in ((0.0, 1), (0.2, 1), (0.35, 4), (0.49, 4), (0.999, 4)):
+        assert places(weights, cumulative, torch.tensor([target])).tolist() == [expected]

@@ -75,10 +75,19 @@ def _sampled(
         weights = _ranked(sane, weights, filters, _num_ranked(draws, logits.shape[1]))
     if any(p.min_p for p in params):
         weights = weights.masked_fill(weights < filters.min_p.unsqueeze(1), 0.0)
-    cumulative = weights.cumsum(dim=-1)
+    return places(weights, weights.cumsum(dim=-1), uniform)
+
+
+def places(weights: torch.Tensor, cumulative: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Where uniform numbers [R] fall in weights [R, C]; never where a weight is zero.
+
+    A sum that is formed in parallel may differ from one place to the next though nothing was
+    added; so a place without weight takes the sum of the last that has one.
+    """
+    cumulative = torch.where(weights > 0, cumulative, 0.0).cummax(dim=-1).values
     targets = uniform * cumulative[:, -1]
     found = torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
-    return found.clamp(max=logits.shape[1] - 1)
+    return found.clamp(max=weights.shape[1] - 1)
 
 
 def _num_ranked(draws: Sequence[Draw], vocab_size: int) -> int:

@@ -64,11 +64,18 @@ class DeviceRunner(Generic[Backend]):
     ) -> None:
         """Record decodes of these batch sizes. Nothing may be in flight.
 
-        The cache must be the one that serves: its addresses are recorded.
+        The cache must be the one that serves: its addresses are recorded. All sizes give
+        their logits in the same memory, else each would keep some of its own.
         """
         graphs = DecodeGraphs(sizes)
         with torch.inference_mode():
-            graphs.record(recorder, self._recordable, progress)
+            logits = torch.empty_like(self._decodes(max(sizes))())
+
+            def recordable(size: int) -> Callable[[], torch.Tensor]:
+                step, given = self._decodes(size), logits[:size]
+                return lambda: given.copy_(step())
+
+            graphs.record(recorder, recordable, progress)
         self._graphs = graphs
 
     def release_graphs(self) -> None:
@@ -160,8 +167,8 @@ class DeviceRunner(Generic[Backend]):
     def _logits_on_host(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.logits(hidden).cpu()
 
-    def _recordable(self, size: int) -> Callable[[], torch.Tensor]:
-        """A step of `size` decodes over the buffers, whatever `fill` puts there."""
+    def _decodes(self, size: int) -> Callable[[], torch.Tensor]:
+        """A step of `size` decodes over the buffers, whatever `fill` puts there; their logits."""
         metadata = self._decoding.decodes(size, self._limits.max_model_len)
         token_ids = self._decoding.token_ids(size)
 
