@@ -76,9 +76,16 @@ class Asker:
                 await stub.CancelRequest(request, metadata=key)
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("count", "steps_ahead"),
+    [
+        (60, False),
+        pytest.param(2000, False, marks=pytest.mark.soak),
+        pytest.param(2000, True, marks=pytest.mark.soak),
+    ],
+)
 async def test_the_ledger_is_the_sum_of_what_the_workers_told(
-    golden_model, script_file, tmp_path, redis_url, shared_redis_server, count
+    golden_model, script_file, tmp_path, redis_url, shared_redis_server, count, steps_ahead
 ):
     """Served, closed, cancelled from either router, late, refused, several choices."""
     script = script_file(mean_output_tokens=20, step_seconds=0.001, token_ids=[32, 127])
@@ -89,7 +96,7 @@ async def test_the_ledger_is_the_sum_of_what_the_workers_told(
             golden_model, tmp_path, redis_url, num_workers=2,
             router={"prices_file": prices, "max_queued_requests": 40},
             script=script, num_blocks=128, block_size=16, max_num_seqs=8,
-            max_num_batched_tokens=128,
+            max_num_batched_tokens=128, async_scheduling=steps_ahead,
         ) as replicas:  # fmt: skip
             asker = Asker(replicas, random.Random(5))
             asking = []

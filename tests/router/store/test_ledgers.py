@@ -201,7 +201,7 @@ acts = st.lists(
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(acts)
 async def test_in_any_order_redis_does_what_memory_does(redis_url, script):
