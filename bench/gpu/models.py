@@ -172,7 +172,7 @@ def engine(setting: Setting) -> Iterator[Row]:
     """Tokens per second of the whole engine on an 8B shape, on the first backend that runs."""
     loads = [Load(1, 512), Load(32, 512), Load(256, 512), Load(32, 4096)]
     if setting.tiny:
-        loads = [Load(1, 20, 3), Load(2, 20, 3)]
+        loads = [Load(2, 12, 3)]
     name, make = next(iter(runnable(setting)))
     made: list[tuple[Any, int]] = []
 
@@ -228,7 +228,7 @@ def graphs(setting: Setting) -> Iterator[Row]:
     """Streams of captured steps against those of eager ones, while the batch shrinks."""
     config = described(_TINY if setting.tiny else _SMALL, 200)
     model, _ = random_model(setting, config)
-    load = Load(3, 12, 3) if setting.tiny else Load(6, 100, 60)
+    load = Load(2, 8, 2) if setting.tiny else Load(6, 100, 60)
     most = load.batch
     for name, make in runnable(setting):
         for label, captured in (

@@ -140,7 +140,7 @@ def _deviation(check: Callable[[], float]) -> Row:
 
 def layer(setting: Setting) -> Iterator[Row]:
     """Attention of one layer: decodes by batch and context, and one prefill."""
-    batches, contexts = ((1, 2), (20,)) if setting.tiny else ((1, 32, 256), (512, 4096, 32768))
+    batches, contexts = ((2,), (20,)) if setting.tiny else ((1, 32, 256), (512, 4096, 32768))
     for name, make in runnable(setting):
         for context in contexts:
             for batch in batches:

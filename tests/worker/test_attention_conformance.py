@@ -31,13 +31,10 @@ from worker.attention.torch_backend import TorchBackend
 BACKENDS = {**ON_CPU, **FLASH, **TRITON}
 # Interpreted kernels take milliseconds a program: these in every run, the rest in `make soak`.
 INTERPRETED = {
-    "triton, interpreted": (
-        "chunk with prefix", "mixed", "lengths at a multiple of the block",
-        "9 heads on 3 of 64", "mixed, window 4", "long decodes, alone",
-    ),
-    "triton bfloat16, interpreted": ("mixed", "a chunk across many keys"),
-    "triton float16, interpreted": ("pure decode",),
-}  # fmt: skip
+    "triton, interpreted": ("9 heads on 3 of 64", "mixed, window 4", "long decodes, alone"),
+    "triton bfloat16, interpreted": ("mixed",),
+    "triton float16, interpreted": ("chunk with prefix",),
+}
 
 
 def pairs():

@@ -150,6 +150,7 @@ def test_without_a_compiler_or_headers_triton_could_launch_nothing(monkeypatch, 
     assert Machine(CUDA, HOPPER).missing() == ""
 
 
+@pytest.mark.soak
 def test_this_torch_has_the_varlen_attention_that_is_called():
     """The contract's function has the parameters of the real one."""
     from inspect import signature

@@ -78,7 +78,7 @@ def test_a_model_gives_the_hidden_states_that_it_gives_on_torch(case, tmp_path):
     for backend in (made(model.kv_spec), TorchBackend()):
         if isinstance(backend, TorchBackend):
             backend.allocate(model.kv_spec, NUM_BLOCKS, 16)
-        for step in ([(17, 17), (9, 9)], [(18, 1), (10, 1)]):
+        for step in ([(14, 14), (2, 2)], [(15, 1), (3, 1)]):
             metadata = planned(step, 16)
             backend.plan(metadata)
             ids = 3 + torch.arange(len(metadata.positions)) % 50
@@ -193,11 +193,15 @@ def compiled(*arguments):
     return [json.loads(line) for line in lines]
 
 
-def test_every_kernel_compiles_for_hopper_within_its_limits():
-    found = {kernel["kernel"]: kernel for kernel in compiled()}
-    assert set(found) == {
-        "prefill", "decode", "decode, split", "combine", "write", "rotate_and_write",
-    }  # fmt: skip
+KERNELS = ("prefill", "decode", "decode, split", "combine", "write", "rotate_and_write")
+
+
+@pytest.mark.parametrize(
+    "only", [("prefill", "decode, split"), pytest.param(KERNELS, marks=pytest.mark.soak)]
+)
+def test_kernels_compile_for_hopper_within_its_limits(only):
+    found = {k["kernel"]: k for k in compiled(*(f"--only={name}" for name in only))}
+    assert set(found) == set(only)
     for kernel in found.values():
         assert kernel["cubin"] > 0
         assert 0 < kernel["registers"] <= 255
@@ -205,7 +209,7 @@ def test_every_kernel_compiles_for_hopper_within_its_limits():
         assert kernel["shared"] <= 227 * 1024
     assert found["prefill"]["wgmma"] > 0
     assert found["prefill"]["mma"] == 0
-    assert found["decode"]["mma"] > 0
+    assert found["decode, split"]["mma"] > 0
 
 
 @pytest.mark.soak

@@ -152,6 +152,10 @@ def _against_flash_2(demand: Demand, machine: Machine) -> Iterator[str]:
 
 
 def _against_torch_varlen(demand: Demand, machine: Machine) -> Iterator[str]:
+    if machine.capability is None:
+        # The module takes seconds to import.
+        yield from _against_ampere_kernels(demand, machine)
+        return
     function = _function(machine, "torch.nn.attention.varlen", "varlen_attn")
     needed = ("block_table", "seqused_k", "num_splits", "enable_gqa")
     known = () if function is None else signature(function).parameters
