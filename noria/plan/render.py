@@ -81,8 +81,10 @@ def _weights(capacity: Capacity) -> str:
     more = capacity.weight_bytes - count * itemsize
     if not more:
         return f"{count:,} x {itemsize} bytes"
-    why = "norms and biases" if capacity.settings.on_kernels else "norms"
-    return f"{count:,} x {itemsize} bytes + {more:,} for {why} in float32"
+    filled = (
+        "and biases in float32, rows filled up" if capacity.settings.on_kernels else "in float32"
+    )
+    return f"{count:,} x {itemsize} bytes + {more:,} for norms {filled}"
 
 
 def _left(capacity: Capacity) -> str:
