@@ -52,7 +52,7 @@ class RedisConnection:
     ) -> None:
         self.client = client
         self._timeout_s = timeout_s
-        self._log = log
+        self.log = log
         self._up = asyncio.Event()
         self._asked = asyncio.Event()
         self._told: str | None = None
@@ -139,7 +139,7 @@ class RedisConnection:
         kind = _kind(error)
         if kind != self._cause:
             self._cause = kind
-            self._log.warning("store_call_failed", kind=kind)
+            self.log.warning("store_call_failed", kind=kind)
         if not _is_answer(error):
             self._up.clear()
         self._asked.set()
@@ -150,9 +150,9 @@ class RedisConnection:
             return
         first, self._told, self._cause = self._told is None, problem, ""
         if problem:
-            self._log.error("store_down", kind=problem)
+            self.log.error("store_down", kind=problem)
         else:
-            self._log.info("store_up" if first else "store_back")
+            self.log.info("store_up" if first else "store_back")
 
 
 def _is_answer(error: Exception) -> bool:

@@ -46,9 +46,8 @@ class News:
             try:
                 await self._connection.wait_available()
                 await self._subscribed()
-            except (RedisError, OSError, TimeoutError):
-                # The connection's own probes tell of it.
-                pass
+            except (RedisError, OSError, TimeoutError) as error:
+                self._connection.log.warning("store_news_lost", kind=type(error).__name__)
             if loop.time() - started > _SILENCE_S:
                 delay = _FIRST_DELAY_S
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))

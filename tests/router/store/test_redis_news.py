@@ -57,6 +57,12 @@ def another_password(server):
 @pytest.mark.parametrize("break_it", [restarted, cut, another_password])
 async def test_it_subscribes_again_and_wakes_everybody(redis_server, break_it):
     """RDS-01: what was missed meanwhile is looked up, since all are woken once."""
+    with structlog.testing.capture_logs() as lines:
+        await broken_and_mended(redis_server, break_it)
+    assert "store_news_lost" in [line["event"] for line in lines]
+
+
+async def broken_and_mended(redis_server, break_it):
     async with listening(redis_server.url) as (news, heard):
         break_it(redis_server)
         await until(lambda: len(heard) >= 2)
