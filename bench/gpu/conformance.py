@@ -312,7 +312,31 @@ def _values_of(
         yield torch.cat(parts).to(subject.device, subject.dtype)
 
 
+def check_shared_blocks(subject: Subject) -> float:
+    """Two sequences whose first blocks are the same ones, as with a cached prefix."""
+    spec, size = KVCacheSpec(1, 2, 64, subject.dtype), subject.block_size
+    lens, tables = (2 * size + 8, 2 * size + 13), ([5, 3, 9], [5, 3, 11])
+    ours, oracle = subject.make(), ReferenceBackend()
+    for backend in (ours, oracle):
+        backend.allocate(spec, 16, size)
+    for cache in (*subject.memory(ours), oracle.keys, oracle.values):
+        cache.fill_(NAN)
+    for kv_len, count, table in zip(lens, (lens[0], 13), tables, strict=True):
+        filled = planned([(kv_len, count)], size, 0, table)
+        write(spec, filled, subject.device, ours, oracle)
+    step = planned([(lens[0], 1), (lens[1], 9)], size, 0, tables[1])
+    block_table, slots = step.block_table.clone(), step.slot_mapping.clone()
+    block_table[0, :3] = torch.tensor(tables[0])
+    slots[0] = tables[0][2] * size + 7
+    step = replace(step, block_table=block_table, slot_mapping=slots)
+    write(spec, step, subject.device, ours, oracle)
+    query = torch.randn(10, 6, 64, generator=torch.Generator().manual_seed(11)).to(subject.dtype)
+    attended = ours.attend(0, query.to(subject.device), 0.125)
+    return _compared(subject, attended, oracle.attend(0, query.float(), 0.125))
+
+
 PROPERTIES: dict[str, Callable[[Subject], float]] = {
     "padding rows": check_padding,
     "permuted blocks": check_permutation,
+    "shared blocks": check_shared_blocks,
 }

@@ -70,6 +70,11 @@ def test_which_blocks_hold_a_sequence_changes_no_bit(case):
     PROPERTIES["permuted blocks"](case)
 
 
+@some()
+def test_sequences_may_share_their_first_blocks(case):
+    PROPERTIES["shared blocks"](case)
+
+
 def test_a_decoding_row_has_the_same_bits_in_any_batch():
     """Its keys are split by its own length: one split beside a row of several, and so on."""
     check_decode_alone(TRITON["triton, interpreted"], [256, 257], [300])
