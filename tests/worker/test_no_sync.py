@@ -32,6 +32,7 @@ KINDS = {
         "min_tokens": 3, "stop_token_ids": frozenset({4}), "logit_bias": LogitBias({3: 1.0}),
     },
     "penalties": {"presence_penalty": 0.5, "repetition_penalty": 1.2},
+    "grammar": {},
 }  # fmt: skip
 
 
@@ -49,10 +50,19 @@ def on_fake_cuda(folder):
         return open_checkpoint(folder).load(device=torch.device("cuda"))
 
 
+class AllowsAll:
+    """A grammar that every id follows."""
+
+    def fill(self, bits):
+        bits[:] = -1
+
+
 def entry(number, ids, first, kind):
     made = scheduled(number, ids, first, [number], **KINDS[kind])
     counts = TokenCounts([1], [2]) if kind == "penalties" else None
-    return made._replace(draw=made.draw._replace(token_counts=counts, num_runners_up=2))
+    matcher = AllowsAll() if kind == "grammar" else None
+    draw = made.draw._replace(token_counts=counts, num_runners_up=2, matcher=matcher)
+    return made._replace(draw=draw)
 
 
 def steps():

@@ -16,7 +16,7 @@ from worker.kv_cache import allocate_kv_cache
 from worker.model_runner import ModelRunner
 from worker.models.loader import open_checkpoint
 from worker.scheduler import Scheduler
-from worker.sequence import FinishReason, SamplingParams, Sequence
+from worker.sequence import FinishReason, LogitBias, SamplingParams, Sequence
 
 PROMPTS = [[number * 37 + at * 11 for at in range(5)] for number in range(9)]
 
@@ -139,6 +139,17 @@ def test_a_draw_that_depends_on_the_tokens_before_it_waits_for_them():
     run.drain()
     assert run.streams()[1][0] == expected_output(PROMPTS[1], 6)
     assert run.runner.overlapped == 0
+
+
+def test_what_a_draw_cannot_do_without_is_told_by_its_request():
+    """Grammars like penalties; log-probabilities, biases and filters need no history."""
+    needing = [
+        {"grammar": object()}, {"frequency_penalty": 0.1}, {"repetition_penalty": 1.1},
+    ]  # fmt: skip
+    for params in needing:
+        assert Sequence(1, [1], SamplingParams(**params), 5, 1).draws_by_history
+    free = SamplingParams(top_p=0.9, logprobs=3, min_tokens=2, logit_bias=LogitBias({1: 1.0}))
+    assert not Sequence(1, [1], free, 5, 1).draws_by_history
 
 
 def test_whoever_would_have_to_give_way_is_asked_when_nothing_is_in_flight():

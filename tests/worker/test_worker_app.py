@@ -38,9 +38,10 @@ async def test_hello_states_what_the_worker_can_hold(config):
             assert len(hello.instance_id) == 16
 
 
-async def test_a_script_is_replayed_and_continued_output_counts_as_output(config):
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "one step ahead"])
+async def test_a_script_is_replayed_and_continued_output_counts_as_output(config, ahead):
     scripts = [{"prompt_token_ids": [5, 9], "output_token_ids": [40, 41, 42, 43, 2]}]
-    async with running_worker(config(scripts)) as worker:
+    async with running_worker(config(scripts, async_scheduling=ahead)) as worker:
         facts = await worker.ready()
         async with worker_client(worker.address) as client:
             sampling = common_pb2.SamplingParams(temperature=1.0, seed=3)
@@ -49,6 +50,7 @@ async def test_a_script_is_replayed_and_continued_output_counts_as_output(config
             finished = client.terminals[number].finished
             assert finished.finish_reasons == [worker_pb2.FINISH_REASON_EOS]
             assert (finished.prompt_tokens, finished.output_tokens[0]) == (2, 5)
+            assert finished.computed_tokens == 6 + ahead
             so_far = [worker_pb2.OutputTokens(ids=[40, 41])]
             number = await client.submit([5, 9], 4, outputs=so_far, sampling=sampling)
             assert await client.finished(number) == [[42, 43]]
