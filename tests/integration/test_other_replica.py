@@ -167,7 +167,12 @@ async def test_routers_hear_each_other_again_after_their_connections_are_cut(rep
     reading = await in_decode(replicas)
     request_id = await reading.request_id()
     client = replicas.store.shared.connection.client
-    assert await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 2
+    names = [f"noria:router:{router._instance_id}" for router in replicas.routers]
+    for _ in range(1000):
+        if all(heard for _, heard in await client.pubsub_numsub(*names)):
+            break
+        await asyncio.sleep(0.005)
+    assert await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub") == 2
     assert (await record(replicas, 1, request_id)).state == RUNNING
     await cancel(replicas, 1, request_id)
     assert await reading.task is grpc.StatusCode.CANCELLED
