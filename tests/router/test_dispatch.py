@@ -11,7 +11,7 @@ from router.registry import Registry
 from router.requests import Generation, Sampling
 from router.token_stream import TokenStream
 from router.worker_news import NewTokens, Refusal
-from router.worker_state import LoadReport, WorkerFigures, WorkerState
+from router.worker_state import LoadReport, PriorityLoad, WorkerFigures, WorkerState
 from tests.router.fakes import FakeClock
 
 FIGURES = WorkerFigures("i", "m", (), "v", 10_000, 32, 16, 100, 0)
@@ -65,7 +65,7 @@ class Sink:
 class House:
     """A dispatcher with workers "a", "b" ..."""
 
-    def __init__(self, workers=1, load=None):
+    def __init__(self, workers=1, load=None, figures=FIGURES):
         self.clock = FakeClock()
         self.registry = Registry()
         self.registry.tell_vocabulary("t", "m", "v")
@@ -74,7 +74,7 @@ class House:
         self.lines = {}
         for name in "abcd"[:workers]:
             self.lines[name] = Line()
-            self.registry.add(WorkerState(name, FIGURES, self.lines[name]))
+            self.registry.add(WorkerState(name, figures, self.lines[name]))
         self.report(load or replace(FULL, running=0, waiting=0, free_blocks=100))
 
     def worker(self, name="a") -> WorkerState:
@@ -96,6 +96,24 @@ class House:
         stream = TokenStream(generation, self.queue.permit(), sink, self.dispatcher)
         stream.sink = sink
         return stream.__enter__()
+
+
+YIELDING = replace(FIGURES, yields_places=True)
+BATCH_ALONE = replace(
+    FULL, running=32, waiting=2, free_blocks=0, priorities=(PriorityLoad(-100, 32, 2, 32, 10),)
+)
+
+
+def test_whom_a_head_that_fits_nowhere_lets_pass_may_count_on_what_lower_priorities_yield():
+    """160 tokens of two that wait there and 10 blocks: there is room for the small one alone."""
+    house = House(figures=YIELDING, load=BATCH_ALONE)
+    for prompt in (16, 16, 160, 48):
+        house.add(prompt)
+    assert house.lines["a"].prompts == [16, 16, 48]
+    house.add(16, priority=-100)
+    assert house.lines["a"].prompts == [16, 16, 48]
+    house.add(16, priority=5)
+    assert house.lines["a"].prompts == [16, 16, 48, 16]
 
 
 def test_smaller_ones_pass_a_head_that_fits_nowhere_for_a_second_and_no_longer():

@@ -135,7 +135,8 @@ def test_too_many_at_once_are_no_fault_of_the_request(compiler):
     compiler.request = refuse
     engine = engine_with(compiler)
     engine.submit(constrained(1), 0.0)
-    assert engine.step().refused[0].full
+    (refusal,) = engine.step().refused
+    assert (refusal.full, refusal.field) == (True, "sampling.structured_output")
 
 
 def test_those_that_wait_for_grammars_keep_no_place_from_anybody(compiler):

@@ -1,5 +1,7 @@
 """Every submit of a session gets exactly one terminal entry, and nobody else's tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from noria.v1 import common_pb2, worker_pb2
@@ -70,6 +72,22 @@ async def test_a_step_is_one_message_with_everything_of_it(engine, hub):
         assert [terminal.submit_number for terminal in message.step.terminals] == [2]
         assert message.step.load.last_submit_number == 2
         assert message.step.load.running == 1
+
+
+async def test_a_load_tells_what_each_priority_holds(hub, engine):
+    with hub.session() as session:
+        for number, priority in ((1, -100), (2, -100), (3, 7)):
+            session.submit(submit(number, priority=priority))
+        engine.step(hub)
+        session.submit(submit(4, priority=7))
+        engine.load = replace(engine.engine.load(), preparing=5)
+        load = session.load()
+        assert load.HasField("preparing")
+        assert (load.running, load.waiting, load.preparing) == (3, 1, 5)
+        low, high = load.priorities
+        assert (low.priority, low.running, low.waiting, low.waiting_tokens) == (-100, 2, 0, 0)
+        assert (high.priority, high.running, high.waiting, high.waiting_tokens) == (7, 1, 1, 3)
+        assert (low.yielded_blocks, high.yielded_blocks) == (2, 3)
 
 
 async def test_the_first_id_of_a_submit_and_no_other_comes_with_its_durations(engine, hub):
