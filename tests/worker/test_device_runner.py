@@ -22,7 +22,7 @@ from worker.kv_cache import allocate_kv_cache
 from worker.model_runner import ModelRunner
 from worker.models.loader import open_checkpoint
 from worker.scheduler import Scheduler
-from worker.sequence import PENDING_TOKEN, LogitBias, SamplingParams, Sequence
+from worker.sequence import PENDING_TOKEN, LogitBias, SamplingParams, Scoring, Sequence
 
 LIMITS = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=60, block_size=4)
 NUM_BLOCKS = 60
@@ -157,6 +157,18 @@ def test_padding_writes_to_the_null_block_alone(model):
     changed = (cache != before).flatten(3).any(dim=3).any(dim=0).any(dim=0)
     assert changed.nonzero().flatten().tolist() == [0, 9, 11]
     assert replayed == [6]
+
+
+def test_a_prompt_is_scored_though_it_is_computed_position_by_position(model):
+    """Such a step looks like a decode, but asks for more than its graph gives."""
+    runner, replayed = on_device(model, (1, 2))
+    host, _ = on_host(model)
+    scoring = Scoring(0, [6], 1)
+    scored = step(scheduled(1, [5], 0, [9])._replace(scoring=scoring, draw=None))
+    ours, theirs = (each.execute(scored).prompt_logprobs[1] for each in (runner, host))
+    assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    assert list(ours.alternative_ids) == list(theirs.alternative_ids)
+    assert replayed == []
 
 
 def test_a_sequence_without_numbers_fails_alone_and_nothing_behind_it_is_told(model):

@@ -219,7 +219,7 @@ def life_of(run, lives):
     return run.drain()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(LIVES, st.integers(5, 24), st.integers(4, 20))
 def test_any_life_says_the_same_overlapped_or_not(lives, num_blocks, budget):
     """Arrivals, stops, aborts and preemptions at any turn. Who is aborted says a beginning."""

@@ -118,15 +118,17 @@ class _Preparation:
         """The largest two are captured: the first takes the memory of the pool, the second
         what each further one costs.
         """
-        taken, recorder, meter = [], self.device.recorder(), self.device.meter
-        for size in sorted(self._sizes, reverse=True)[:2]:
-            before = meter.free()
-            runner.capture(recorder, [size])
-            taken.append(max(0, before - meter.free()))
+        meter = self.device.meter
+        before, free = meter.free(), list[int]()
+        largest = sorted(self._sizes)[-2:]
+        runner.capture(
+            self.device.recorder(), largest, lambda done, total: free.append(meter.free())
+        )
         runner.release_graphs()
         meter.give_back()
-        first, *others = taken
-        return first + sum(others) * (len(self._sizes) - 1)
+        # Told before each and after all of them.
+        first, further = before - free[1], free[1] - free[-1]
+        return max(0, first) + max(0, further) * (len(self._sizes) - 1)
 
     def _check_fits(self, weight_bytes: int) -> None:
         free = self.device.meter.free()

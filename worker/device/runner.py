@@ -106,7 +106,8 @@ class DeviceRunner(Generic[Backend]):
         """Logits [S, vocab_size] of the draws, and what scorings ask for."""
         num_rows = batch.metadata.num_sequences
         size = None
-        if batch.metadata.num_decodes == num_rows:
+        is_scored = any(entry.scoring is not None for entry in output.scheduled)
+        if batch.metadata.num_decodes == num_rows and not is_scored:
             size = self._graphs.size_for(num_rows)
         if size is not None:
             filled = self._filled(self._decoding, batch, size)
