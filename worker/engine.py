@@ -246,6 +246,8 @@ class Engine:
                 self._end(sequence, failure, field)
 
     def _end(self, sequence: Sequence, failure: str = "", field: str = "") -> None:
+        if sequence.matcher is not None:
+            sequence.matcher.close()
         account = self._accounts.pop(sequence.sequence_id)
         account.ended = self._clock()
         self._pending.ended.append(Ended(sequence, account, failure, field))

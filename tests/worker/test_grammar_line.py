@@ -327,3 +327,20 @@ class Spelling:
                 if entry.draw
             }
         )
+
+
+def test_an_output_that_is_over_holds_no_grammar_whoever_still_knows_of_it(compiler):
+    engine = engine_with(compiler)
+    known = [constrained(number, siblings=[constrained(number + 1, choice=1)]) for number in (1, 3)]
+    for first in known:
+        engine.submit(first, 0.0)
+    for index in range(2):
+        compiler.finish(index)
+    engine.step()
+    engine.abort(3)
+    engine.abort(4)
+    run(engine)
+    for first in known:
+        for sequence in (first, *first.siblings):
+            assert sequence.finish_reason is not None
+            assert sequence.matcher._grammar is None

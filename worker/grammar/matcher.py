@@ -69,13 +69,17 @@ class Matcher:
     """One output's place in its grammar.
 
     `problem` says why nothing can follow any more although the output is not complete; it is
-    empty as long as all is well. `grammar` lives as long as any of its matchers.
+    empty as long as all is well. `grammar` lives until the last of its matchers is closed.
     """
 
     def __init__(self, matcher: "LLMatcher", grammar: CompiledGrammar) -> None:
         self._matcher = matcher
-        self._grammar = grammar
+        self._grammar: CompiledGrammar | None = grammar
         self.problem = ""
+
+    def close(self) -> None:
+        """The output is over, whoever still knows of it."""
+        self._grammar = None
 
     def accept_all(self, token_ids: Sequence[int]) -> None:
         """The output so far."""
