@@ -131,7 +131,7 @@ class LimitSharing:
                 await self._exchange()
             except StoreUnavailableError:
                 await self._rest()
-            if self._asked or len(self._untold) >= _PER_EXCHANGE:
+            if self._asked or (self._untold and self._timer is None):
                 self._wake.set()
 
     async def renew(self) -> None:

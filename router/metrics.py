@@ -6,6 +6,7 @@ full length. `noria_held` is the ledger of all that is held for requests; at res
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric
@@ -73,24 +74,18 @@ class RouterMetrics:
     def __init__(self, registry: CollectorRegistry, state: Callable[[], RouterState]) -> None:
         self._state = state
         self._models: set[str] = set()
-        self._requests = Counter(
+        self._requests = _by_outcome(
+            registry,
             "noria_requests",
             "Requests that ended, by outcome: SERVED, or the reason why not.",
-            ["method", "outcome"],
-            registry=registry,
+            product(_METHODS, (SERVED, *map(str, Reason))),
         )
-        for method in _METHODS:
-            for outcome in (SERVED, *Reason):
-                self._requests.labels(method, str(outcome))
-        self._refused = Counter(
+        self._refused = _by_outcome(
+            registry,
             "noria_lookups_refused",
             "Lookups whose key was refused, by reason.",
-            ["method", "outcome"],
-            registry=registry,
+            product(_LOOKUPS, map(str, _KEY_REASONS)),
         )
-        for method in _LOOKUPS:
-            for reason in _KEY_REASONS:
-                self._refused.labels(method, str(reason))
         self._queue_s = _seconds(
             registry, "noria_queue_time_seconds", "Time in the queue, of all that came so far."
         )
@@ -255,6 +250,16 @@ _KV_TOKENS = {
     "demand": "KV tokens of these requests at their full length.",
     "capacity": "KV tokens that connected workers that do not drain have room for.",
 }
+
+
+def _by_outcome(
+    registry: CollectorRegistry, name: str, text: str, known: Iterable[tuple[str, str]]
+) -> Counter:
+    """A counter by method and outcome; the known ones are there from the beginning, at 0."""
+    counted = Counter(name, text, ["method", "outcome"], registry=registry)
+    for method, outcome in known:
+        counted.labels(method, outcome)
+    return counted
 
 
 def _seconds(registry: CollectorRegistry, name: str, text: str) -> Histogram:

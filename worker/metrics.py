@@ -87,11 +87,16 @@ def _prompt_positions(update: SequenceUpdate) -> int:
 
 
 def _live(state: WorkerState) -> Iterable[Metric]:
+    yield info("noria_worker", "What this worker serves, and how.", dict(state.about))
+    yield from _sequences(state)
+    yield from _kv(state)
+    yield from _steps(state)
+    yield from _accounts(state.accounts)
+
+
+def _sequences(state: WorkerState) -> Iterable[Metric]:
     load = state.load
-    # Before the engine stands nothing has told of free blocks.
-    used = max(0, state.num_blocks - load.free_blocks)
     return (
-        info("noria_worker", "What this worker serves, and how.", dict(state.about)),
         gauge("noria_worker_running_sequences", "Sequences in the batch.", load.running),
         gauge("noria_worker_waiting_sequences", "Sequences not in the batch yet.", load.waiting),
         gauge(
@@ -105,11 +110,25 @@ def _live(state: WorkerState) -> Iterable[Metric]:
             load.preparing,
         ),
         gauge("noria_worker_max_num_seqs", "Places in the batch.", state.max_num_seqs),
+        gauge("noria_worker_live_submits", "Submits without a last entry yet.", state.live_submits),
+        gauge("noria_worker_draining", "1 while nothing new is taken, else 0.", state.draining),
+        counter(
+            "noria_worker_preemptions",
+            "Times that a sequence gave its blocks back to go on later.",
+            load.preemptions,
+        ),
+    )
+
+
+def _kv(state: WorkerState) -> Iterable[Metric]:
+    # Before the engine stands nothing has told of free blocks.
+    used = max(0, state.num_blocks - state.load.free_blocks)
+    return (
         gauge("noria_worker_kv_blocks_used", "KV blocks held by sequences.", used),
         gauge(
             "noria_worker_kv_blocks_cached",
             "KV blocks that nobody holds and that keep a prefix.",
-            load.cached_blocks,
+            state.load.cached_blocks,
         ),
         gauge("noria_worker_kv_blocks", "KV blocks there are.", state.num_blocks),
         gauge(
@@ -122,22 +141,20 @@ def _live(state: WorkerState) -> Iterable[Metric]:
             "Tokens that all KV blocks have room for.",
             state.num_blocks * state.block_size,
         ),
-        gauge("noria_worker_live_submits", "Submits without a last entry yet.", state.live_submits),
+    )
+
+
+def _steps(state: WorkerState) -> Iterable[Metric]:
+    load = state.load
+    return (
         gauge(
             "noria_worker_step_age_seconds",
             "For how long the step now running has been running; 0 when none is.",
             state.step_age_s,
         ),
-        gauge("noria_worker_draining", "1 while nothing new is taken, else 0.", state.draining),
         counter("noria_worker_steps", "Engine steps.", load.step_count),
         counter(
             "noria_worker_busy_seconds", "Time in which steps were computed.", load.busy_us / 1e6
-        ),
-        *_accounts(state.accounts),
-        counter(
-            "noria_worker_preemptions",
-            "Times that a sequence gave its blocks back to go on later.",
-            load.preemptions,
         ),
     )
 

@@ -22,10 +22,9 @@ from bench.options import LENGTHS
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A policy's name, the places of its scheduler, what was measured, what was predicted."""
+    """A policy's name, what was measured, what was predicted."""
 
     name: str
-    places: int
     driven: Driven
     predicted: Driven
 
@@ -65,9 +64,8 @@ def contests(
     for name, (places, policy) in policies(size, most, patience_s).items():
         click.echo(f"{name} ...", err=True)
         driven = engine.run(asks, policy, engine.scheduler(places))
-        told.append(
-            Contest(name, places, driven, predicted(asks, policy, engine.scheduler(places), curve))
-        )
+        guess = predicted(asks, policy, engine.scheduler(places), curve)
+        told.append(Contest(name, driven, guess))
     return told
 
 

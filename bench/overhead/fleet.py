@@ -37,6 +37,15 @@ class Live:
     times: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Lives:
+    """What runs in one session, the last submit's number, and the steps so far."""
+
+    entries: dict[int, Live] = field(default_factory=dict)
+    last: int = 0
+    steps: int = 0
+
+
 class Fleet(worker_pb2_grpc.WorkerServiceServicer):
     """`emitted` has, for each request, when its submit arrived and when each id left."""
 
@@ -54,51 +63,48 @@ class Fleet(worker_pb2_grpc.WorkerServiceServicer):
     async def Session(  # type: ignore[override]  # noqa: N802 - the wire's name
         self, requests: AsyncIterator[worker_pb2.SessionRequest], context: Any
     ) -> None:
-        live: dict[int, Live] = {}
-        last = [0]
+        lives = Lives()
         await context.write(worker_pb2.SessionResponse(hello=self._hello))
-        reading = asyncio.create_task(self._read(requests, live, last))
+        reading = asyncio.create_task(self._read(requests, lives))
         try:
-            due, count = time.monotonic(), 0
+            due = time.monotonic()
             while not context.done():
-                count += 1
-                step = self._step(live, last[0], count)
-                await context.write(worker_pb2.SessionResponse(step=step))
+                await context.write(worker_pb2.SessionResponse(step=self._step(lives)))
                 due = max(due + self._interval_s, time.monotonic() - self._interval_s)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
         finally:
             reading.cancel()
 
-    async def _read(
-        self,
-        requests: AsyncIterator[worker_pb2.SessionRequest],
-        live: dict[int, Live],
-        last: list[int],
-    ) -> None:
+    async def _read(self, requests: AsyncIterator[worker_pb2.SessionRequest], lives: Lives) -> None:
         async for request in requests:
             if request.HasField("submit"):
                 submit = request.submit
                 entry = Live(submit.submit_number, submit.max_tokens, [time.monotonic()])
                 self.emitted[submit.id.rpartition("/")[0]] = entry.times
-                live[entry.number], last[0] = entry, submit.submit_number
+                lives.entries[entry.number] = entry
+                lives.last = entry.number
             elif request.HasField("abort"):
-                live.pop(request.abort.submit_number, None)
+                lives.entries.pop(request.abort.submit_number, None)
 
-    def _step(self, live: dict[int, Live], last: int, count: int) -> worker_pb2.Step:
-        step, now = worker_pb2.Step(step_number=count), time.monotonic()
-        for entry in list(live.values()):
+    def _step(self, lives: Lives) -> worker_pb2.Step:
+        lives.steps += 1
+        step, now = worker_pb2.Step(step_number=lives.steps), time.monotonic()
+        for entry in list(lives.entries.values()):
             entry.times.append(now)
             entry.left -= 1
             step.deltas.add(submit_number=entry.number, token_ids=[self._token_id])
             if not entry.left:
-                del live[entry.number]
+                del lives.entries[entry.number]
                 finished = worker_pb2.Finished(
                     finish_reasons=[worker_pb2.FINISH_REASON_LENGTH],
                     output_tokens=[len(entry.times) - 1],
                 )
                 step.terminals.add(submit_number=entry.number, finished=finished)
         load = worker_pb2.Load(
-            last_submit_number=last, running=len(live), free_blocks=1 << 20, step_count=count
+            last_submit_number=lives.last,
+            running=len(lives.entries),
+            free_blocks=1 << 20,
+            step_count=lives.steps,
         )
         step.load.CopyFrom(load)
         return step

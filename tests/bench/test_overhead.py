@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.overhead.command import router
-from bench.overhead.fleet import Fleet, Live
+from bench.overhead.fleet import Fleet, Live, Lives
 from bench.overhead.streams import Answer, added
 from noria.v1 import worker_pb2
 
@@ -29,11 +29,11 @@ def test_a_stream_that_brought_another_number_of_tokens_is_no_measurement(tokens
 
 def test_a_step_gives_everyone_an_id_and_ends_whoever_has_all():
     fleet = Fleet(worker_pb2.WorkerHello(), 7, 0.01)
-    live = {1: Live(1, 1, [0.0]), 2: Live(2, 3, [0.0])}
-    step = fleet._step(live, 2, 1)
+    lives = Lives({1: Live(1, 1, [0.0]), 2: Live(2, 3, [0.0])}, last=2)
+    step = fleet._step(lives)
     assert [(d.submit_number, list(d.token_ids)) for d in step.deltas] == [(1, [7]), (2, [7])]
     assert [(t.submit_number, list(t.finished.output_tokens)) for t in step.terminals] == [(1, [1])]
-    assert list(live) == [2]
+    assert list(lives.entries) == [2]
     assert (step.load.running, step.load.last_submit_number) == (1, 2)
 
 

@@ -132,8 +132,11 @@ def after(seconds, also=lambda: True):
 def all_is_gone(clients):
     """Whether every router has refused by both rates, and what is left is not a request's worth."""
     used = USED * sum(client.served("tokens") for client in clients)
-    refused = all(client.not_served(name) for client in clients for name in ("rate", "tokens"))
-    return refused and used > TOKENS_PER_MINUTE - RESERVED
+    return all_refuse(clients) and used > TOKENS_PER_MINUTE - RESERVED
+
+
+def all_refuse(clients):
+    return all(client.not_served(name) for client in clients for name in ("rate", "tokens"))
 
 
 @contextlib.asynccontextmanager
@@ -274,7 +277,11 @@ async def routers_here(folder, redis_url, pairs):
     [
         ("kill", 0.5),
         ("freeze", 0.5),
-        *(pytest.param(how, 10.0, marks=pytest.mark.soak) for how in ("stop", "kill", "freeze")),
+        ("full", 0.3),
+        *(
+            pytest.param(how, 10.0, marks=pytest.mark.soak)
+            for how in ("stop", "kill", "freeze", "full")
+        ),
     ],
 )
 async def test_redis_goes_and_comes_back_under_load_and_no_request_fails_of_it(
@@ -287,11 +294,12 @@ async def test_redis_goes_and_comes_back_under_load_and_no_request_fails_of_it(
             routers_here(tmp_path, redis_server.url, pairs) as (routers, clients),
         ):
             tenants = ("free", "rate", "tokens", "places")
-            load = asyncio.create_task(press_all(clients, after(3 * seconds), tenants))
+            enough = after(3 * seconds, lambda: all_refuse(clients))
+            load = asyncio.create_task(press_all(clients, enough, tenants))
             await asyncio.sleep(seconds)
-            getattr(redis_server, how)()
+            go(redis_server, how)
             await asyncio.sleep(seconds)
-            await asyncio.to_thread(redis_server.thaw if how == "freeze" else redis_server.start)
+            await asyncio.to_thread(come_back, redis_server, how)
             took_s = await load
             for client in clients:
                 assert client.not_served("free") == set()
@@ -309,6 +317,24 @@ async def test_redis_goes_and_comes_back_under_load_and_no_request_fails_of_it(
     events = Counter(line["event"] for line in lines)
     assert events["limits_told_again"] >= 2
     assert not events["defect"]
+
+
+def go(server, how):
+    if how == "full":
+        with server.client() as client:
+            client.config_set("maxmemory", 1)
+    else:
+        getattr(server, how)()
+
+
+def come_back(server, how):
+    if how == "full":
+        with server.client() as client:
+            client.config_set("maxmemory", 0)
+    elif how == "freeze":
+        server.thaw()
+    else:
+        server.start()
 
 
 def accounts_of(client, tenant):

@@ -415,6 +415,22 @@ async def test_leases_are_renewed_for_as_long_as_something_is_held_and_not_longe
 
 
 @virtually
+async def test_many_tenants_are_renewed_in_a_few_exchanges():
+    store, names = Shared(), [f"t{number}" for number in range(600)]
+    async with router(store) as one:
+        with contextlib.ExitStack() as held:
+            for name in names:
+                hold = held.enter_context(one.hold(tenant(name, concurrent_requests=1), nothing))
+                await one.take(hold, Ask(concurrent=1))
+            await asyncio.sleep(SETTLED_S)
+            store.heard.clear()
+            await asyncio.sleep(LEASE_S / 3)
+            assert [len(told) for _, told, _ in store.heard] == [256, 256, 88]
+            await asyncio.sleep(2 * LEASE_S)
+            assert [store.held(name) for name in names] == [(1, 0, 0)] * 600
+
+
+@virtually
 async def test_what_a_dead_router_had_used_stays_charged_and_the_rest_is_free_within_a_lease():
     store, asked = Shared(), tenant(tokens_per_minute=600, concurrent_requests=1)
     async with router(store, "two") as two:

@@ -3,14 +3,18 @@
 import asyncio
 import contextlib
 import hashlib
+import time
 
 import grpc
 import pytest
+import structlog
 from google.rpc import error_details_pb2, status_pb2
 
 from noria.reasons import Reason
 from noria.service.errors import DETAILS_KEY
 from noria.v1 import chat_pb2, common_pb2
+from router.servicer import ChatServicer
+from router.store.redis_limits import limits_key
 from tests.router.fakes import (
     EOS,
     FakeClock,
@@ -24,12 +28,13 @@ from tests.router.fakes import (
     spec,
     until,
 )
+from tests.support.suspensions import Suspensions, for_each
 
 KEY = "limited"
 
 
 @contextlib.asynccontextmanager
-async def limited(tmp_path, *, clock=None, **limits):
+async def limited(tmp_path, *, clock=None, more=None, **limits):
     """A router with one tenant; without a clock of its own time stands still."""
     path = tmp_path / "keys.toml"
     fields = "\n".join(f"{name} = {value}" for name, value in limits.items())
@@ -41,7 +46,7 @@ async def limited(tmp_path, *, clock=None, **limits):
         "keys_poll_s": 0.01,
         "max_queued_requests": 8,
     }
-    async with routed(clock=clock or FakeClock(), **settings) as setup:
+    async with routed(clock=clock or FakeClock(), **settings, **(more or {})) as setup:
         yield setup
 
 
@@ -292,6 +297,44 @@ async def test_a_new_keys_file_changes_the_limits_of_who_runs(tmp_path):
         assert (await refused(ask(setup)))[1] is Reason.CONCURRENT_REQUESTS
         for call in calls:
             call.cancel()
+
+
+async def test_cancelled_at_any_await_nothing_stays_taken_in_redis(
+    tmp_path, redis_url, shared_redis_server, monkeypatch
+):
+    """What was computed stays charged, and the request that a worker took; no more, no less."""
+    suspensions = Suspensions(monkeypatch)
+    suspensions.watch_call(ChatServicer, "StreamChat")
+    fields = {"tokens_per_minute": 10**6, "concurrent_requests": 1, "concurrent_encodes": 1}
+    more = {"redis_url": redis_url, "redis_timeout_s": 5}
+    with structlog.testing.capture_logs() as lines:
+        async with limited(tmp_path, clock=time.monotonic, more=more, **fields) as setup:
+            setup.worker.auto = [10, 11]
+
+            def begin():
+                call = ask(setup, max_tokens=50)
+                return call, events(call)
+
+            async def check():
+                await setup.at_rest()
+                # One place: it is refused unless all has come back.
+                assert kinds(await events(ask(setup)))[-1] == "message_stop"
+                await setup.at_rest()
+
+            assert await for_each(suspensions, begin, check) >= 9
+            await until(lambda: not setup.router.state().sharing.untold)
+            with shared_redis_server.client() as client:
+                stored = client.hgetall(limits_key("t"))
+    (account,) = [value.split() for name, value in stored.items() if name.startswith("r:")]
+    _, concurrent, encodes, requests, tokens, open_tokens, _ = map(int, account)
+    told = [line for line in lines if line["event"] == "request"]
+    begun = [line for line in told if line["attempts"]]
+    used = sum(
+        line["input_tokens"] + line["output_tokens"] + line["wasted_tokens"] for line in begun
+    )
+    assert (concurrent, encodes, open_tokens) == (0, 0, 0)
+    assert (requests, tokens) == (len(begun), used)
+    assert len(told) > len(begun)
 
 
 def limit_of(setup):
