@@ -38,7 +38,8 @@ class LedgerStore(Protocol):
         ...
 
     async def lose(self, router_id: str, now_us: int) -> int:
-        """Close some of a router's open rows as LOST; how many this call closed.
+        """Close some of a router's open rows as LOST; how many this call closed. One that is no
+        row is dropped, and counts as closed.
 
         Whoever else does the same at the same time closes others. Of a router without open rows
         nothing is kept.

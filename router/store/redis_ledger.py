@@ -113,8 +113,15 @@ class RedisLedger:
         if not found:
             await self._connection.evaluate(_FORGET, [key, _ROUTERS], [router_id])
             return 0
-        rows = [decode_row(text).lost(now_us) for text in found[1::2]]
-        return await self._close(rows, only_open=True)
+        opened = {
+            ident: _open_row(text) for ident, text in zip(found[::2], found[1::2], strict=True)
+        }
+        unreadable = [ident for ident, row in opened.items() if row is None]
+        if unreadable:
+            # Nobody can book them, and they would keep others from being found.
+            await self._connection.call(lambda client: client.hdel(key, *unreadable))
+        rows = [row.lost(now_us) for row in opened.values() if row is not None]
+        return await self._close(rows, only_open=True) + len(unreadable)
 
     async def rows(self, day: str) -> list[UsageRow]:
         return await self._hash_of_rows(_rows_key(day))
@@ -177,6 +184,15 @@ class RedisLedger:
                     yield field, value
             if not cursor:
                 return
+
+
+def _open_row(text: str) -> UsageRow | None:
+    """None for what is no row that could be booked to a day."""
+    try:
+        row = decode_row(text)
+        return row if row.day and row.tenant else None
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError):
+        return None
 
 
 def _scan(client: Redis, key: str, cursor: int) -> Awaitable[Any]:

@@ -1,6 +1,7 @@
 """The ledger: the same in memory and in Redis. Each request has one row, counted once."""
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from decimal import Decimal
@@ -11,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.ledger.prices import Price
-from router.ledger.row import LOST, SERVED, UsageRow
+from router.ledger.row import LOST, SERVED, UsageRow, encode_row
 from router.ledger.totals import add_up
 from router.store.ledger_store import Retention
 from router.store.memory_ledger import MemoryLedger
 from router.store.redis_connection import redis_connection
-from router.store.redis_ledger import RedisLedger
+from router.store.redis_ledger import RedisLedger, _open_key
 
 DAY_US = 24 * 3600 * 1_000_000
 # Rows of days long past would be trimmed as they are written.
@@ -180,6 +181,24 @@ async def test_a_row_too_old_to_be_kept_is_swept_once_all_the_same(redis_url):
         assert [await ledger._close([lost], only_open=True) for _ in range(2)] == [1, 0]
         assert await ledger.rows(old.day) == []
         assert await ledger.totals([old.day], None) == add_up([lost])
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "7", "{}", '{"request_id": "x"}', '{"started_us": "soon"}']
+)
+async def test_what_is_no_row_is_dropped_and_the_others_are_swept(redis_url, text):
+    """A row that somebody damaged keeps no other from being closed."""
+    whole = json.loads(encode_row(opened(2)))
+    damaged = json.dumps(whole | json.loads(text)) if "soon" in text else text
+    async with redis_connection(redis_url, structlog.get_logger(), timeout_s=5) as connection:
+        ledger = RedisLedger(connection)
+        await ledger.open([opened(1)])
+        key = _open_key("r1")
+        await connection.call(lambda client: client.hset(key, "req-damaged", damaged))
+        assert await ledger.lose("r1", TODAY_US) == 2
+        assert await ledger.lose("r1", TODAY_US) == 0
+        assert [row.outcome for row in await ledger.rows(TODAY)] == [LOST]
+        assert await ledger.orphans([]) == []
 
 
 async def test_a_lone_router_keeps_no_more_rows_than_it_may():
