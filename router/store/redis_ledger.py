@@ -6,6 +6,7 @@ is others'. All of a day expires by itself. Each row is written by one script, s
 totals cannot disagree.
 """
 
+import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Sequence
@@ -188,11 +189,13 @@ class RedisLedger:
 
 def _open_row(text: str) -> UsageRow | None:
     """None for what is no row that could be booked to a day."""
-    try:
+    with contextlib.suppress(
+        ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError
+    ):
         row = decode_row(text)
-        return row if row.day and row.tenant else None
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError):
-        return None
+        if row.day and row.tenant:
+            return row
+    return None
 
 
 def _scan(client: Redis, key: str, cursor: int) -> Awaitable[Any]:
