@@ -50,7 +50,13 @@ case $role in
         install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
         ;;
 esac
-install "$source[$extras]"
+# Built from a copy: what setuptools leaves behind would be part of the next build.
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+for part in noria router tokenizer_svc worker bench pyproject.toml README.md; do
+    cp -R "$source/$part" "$copy"
+done
+install "$copy[$extras]"
 [ -z "${FLASH_ATTN:-}" ] || pip install --no-compile --quiet --no-deps "$FLASH_ATTN"
 [ "$role" != worker-cpu ] || "$prefix/bin/python" -m worker.native.prebuild
 "$prefix/bin/python" -m compileall -q -j 0 "$prefix/lib"

@@ -7,9 +7,9 @@ import torch
 from worker.attention.base import AttentionBackend
 from worker.input_batch import InputBatch, build_input_batch
 from worker.models.base import Model
-from worker.prompt_scoring import scored
+from worker.prompt_scoring import scored_prompts
 from worker.sampler import sample
-from worker.scores import PromptLogprobs, StepResult
+from worker.scores import StepResult
 from worker.sequence import SampledToken, SchedulerOutput
 from worker.warm_up import warm_up
 
@@ -45,7 +45,9 @@ class ModelRunner(Generic[Backend]):
             self.num_positions_fed += len(batch.token_ids)
             hidden = self._model.forward(batch.token_ids, batch.metadata.positions, self._backend)
             self._drawn = self._draw(batch, hidden)
-            return StepResult(self._drawn, self._score(output, batch, hidden))
+            starts = batch.metadata.query_start_host
+            scores = scored_prompts(self._model.logits, hidden, output, starts)
+            return StepResult(self._drawn, scores)
 
     def _draw(self, batch: InputBatch, hidden: torch.Tensor) -> dict[int, SampledToken]:
         if not batch.draws:
@@ -53,17 +55,6 @@ class ModelRunner(Generic[Backend]):
         logits = self._model.logits(hidden.index_select(0, batch.sampled_rows))
         drawn = zip(batch.sequence_ids, sample(logits, batch.draws), strict=True)
         return {sequence_id: token for sequence_id, token in drawn if token is not None}
-
-    def _score(
-        self, output: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor
-    ) -> dict[int, PromptLogprobs]:
-        starts, scores = batch.metadata.query_start_host, {}
-        for start, entry in zip(starts, output.scheduled, strict=False):
-            if entry.scoring is not None:
-                told = scored(self._model.logits, hidden[start:], entry.scoring)
-                if told is not None:
-                    scores[entry.sequence_id] = told
-        return scores
 
     def warm_up(self) -> None:
         """Raises ValueError for a model that gives no numbers; else as `worker.warm_up`."""

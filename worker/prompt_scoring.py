@@ -8,11 +8,29 @@ import torch
 
 from worker.ranking import likeliest
 from worker.scores import PromptLogprobs
-from worker.sequence import Scoring
+from worker.sequence import SchedulerOutput, Scoring
 
 # Logits of a long chunk are never there at once: so many rows of a vocabulary of 262,144 ids
 # are 64 MiB.
 _ROWS = 64
+
+
+def scored_prompts(
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    output: SchedulerOutput,
+    starts: Sequence[int],
+) -> dict[int, PromptLogprobs]:
+    """hidden [T, hidden_size] of a step, whose sequences begin at `starts`: what is told of
+    those that are asked, without any whose logits are no numbers.
+    """
+    scores = {}
+    for start, entry in zip(starts, output.scheduled, strict=False):
+        if entry.scoring is not None:
+            told = scored(logits_of, hidden[start:], entry.scoring)
+            if told is not None:
+                scores[entry.sequence_id] = told
+    return scores
 
 
 def scored(

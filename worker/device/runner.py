@@ -16,7 +16,7 @@ from worker.device.told import Told, described, told
 from worker.input_batch import InputBatch, build_input_batch
 from worker.logit_controls import adjust
 from worker.models.base import Model
-from worker.prompt_scoring import scored
+from worker.prompt_scoring import scored_prompts
 from worker.scores import PromptLogprobs, StepResult
 from worker.sequence import Draw, SampledToken, SchedulerOutput
 from worker.warm_up import warm_up
@@ -116,7 +116,9 @@ class DeviceRunner(Generic[Backend]):
         filled = self._filled(self._mixed, batch, num_rows)
         self._backend.plan(filled.metadata)
         hidden = self._model.forward(filled.token_ids, filled.metadata.positions, self._backend)
-        scores = self._score(output, batch, hidden)
+        scores = scored_prompts(
+            self._logits_on_host, hidden, output, batch.metadata.query_start_host
+        )
         return self._model.logits(hidden.index_select(0, filled.sampled_rows)), scores
 
     def _filled(self, buffers: InputBuffers, batch: InputBatch, num_rows: int) -> InputBatch:
@@ -153,19 +155,8 @@ class DeviceRunner(Generic[Backend]):
         more = told(logits, drawn.ids, draws, link)
         return DeviceStep(batch.sequence_ids, draws, ids, more, scores, link.mark())
 
-    def _score(
-        self, output: SchedulerOutput, batch: InputBatch, hidden: torch.Tensor
-    ) -> dict[int, PromptLogprobs]:
-        """Waits for the device: prompts are scored by the way, and rarely."""
-        starts, scores = batch.metadata.query_start_host, {}
-        for start, entry in zip(starts, output.scheduled, strict=False):
-            if entry.scoring is not None:
-                told = scored(self._logits_on_host, hidden[start:], entry.scoring)
-                if told is not None:
-                    scores[entry.sequence_id] = told
-        return scores
-
     def _logits_on_host(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Waits for the device: prompts are scored by the way, and rarely."""
         return self._model.logits(hidden).cpu()
 
     def _decodes(self, size: int) -> Callable[[], torch.Tensor]:
